@@ -1,0 +1,189 @@
+//! The graph a model is written in: public ops over symbolic values, before a backend is known.
+//!
+//! A model builds one `Graph`; `core` asks the backend about each op, expands what it refuses, places values in arenas
+//! and so makes the flat program. Values are written once; the order of `ops` is the order of execution. Shapes have
+//! at most one varying dimension, always the first: how many tokens, rows or logit rows a step has.
+//!
+//! Rejected: a general SSA graph with a pass pipeline. Models here are straight lines; a list is readable and exact.
+
+use crate::{
+    abi,
+    dtype::DType,
+    op::{Attrs, OpKind},
+};
+
+/// What the first dimension of a value counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Vary {
+    /// A constant shape.
+    Fixed = abi::TS_VARY_FIXED,
+    /// One entry per token of the step.
+    Tokens = abi::TS_VARY_TOKENS,
+    /// One entry per request of the step.
+    Rows = abi::TS_VARY_ROWS,
+    /// One entry per wanted row of logits.
+    LogitRows = abi::TS_VARY_LOGIT_ROWS,
+}
+
+/// A value computed in a step.
+#[derive(Clone, Debug)]
+pub struct ValueSpec {
+    /// For messages.
+    pub name: String,
+    /// Element format.
+    pub dtype: DType,
+    /// What dimension 0 counts.
+    pub vary: Vary,
+    /// The dimensions after the first, e.g. `[heads, head_dim]`.
+    pub inner: Vec<u64>,
+}
+
+/// A weight, bound to bytes at load.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WeightSpec {
+    /// Name in the graph; the reader maps it to a checkpoint tensor.
+    pub name: String,
+    /// Stored element format.
+    pub dtype: DType,
+    /// Shape, outermost first.
+    pub dims: Vec<u64>,
+}
+
+/// One per-token tensor of a paged component: a page holds `[block_tokens, inner…]` of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CacheTensor {
+    /// e.g. `layers.0.k`.
+    pub name: String,
+    /// Element format in the cache.
+    pub dtype: DType,
+    /// Shape per token, e.g. `[kv_heads, head_dim]`.
+    pub inner: Vec<u64>,
+}
+
+/// How a cache component is stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ComponentKind {
+    /// Rows per token in pages of the core's choosing.
+    Paged {
+        /// All tensors that share one block table.
+        tensors: Vec<CacheTensor>,
+    },
+    /// One fixed-size state per sequence (recurrent state and convolution window).
+    State {
+        /// All tensors of one slot; `inner` is the shape per slot.
+        tensors: Vec<CacheTensor>,
+    },
+}
+
+/// A cache component: everything that must be resumable together under one table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ComponentSpec {
+    /// `kv`, `mla`, `kda`, `draft`.
+    pub name: String,
+    /// Storage.
+    pub kind: ComponentKind,
+}
+
+/// An operand of a graph op.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ref {
+    /// Index into `Graph::values`.
+    Value(usize),
+    /// Index into `Graph::weights`.
+    Weight(usize),
+    /// Tensor `tensor` of component `component`, as `[blocks, block_tokens, inner…]` (or `[slots, inner…]`).
+    Cache {
+        /// Index into `Graph::components`.
+        component: usize,
+        /// Index into the component's tensors.
+        tensor: usize,
+    },
+    /// Block table of a component, `[table rows, blocks per row]` of u32.
+    Table {
+        /// Index into `Graph::components`.
+        component: usize,
+    },
+}
+
+/// One op: operands in catalogue order, inputs first.
+#[derive(Clone, Debug)]
+pub struct GraphOp {
+    /// What to compute.
+    pub kind: OpKind,
+    /// Its attributes.
+    pub attrs: Attrs,
+    /// Its operands.
+    pub operands: Vec<Ref>,
+    /// For messages and traces.
+    pub label: String,
+}
+
+/// A model before lowering.
+#[derive(Clone, Debug, Default)]
+pub struct Graph {
+    /// Values, written once each.
+    pub values: Vec<ValueSpec>,
+    /// Weights.
+    pub weights: Vec<WeightSpec>,
+    /// Cache components.
+    pub components: Vec<ComponentSpec>,
+    /// Execution order.
+    pub ops: Vec<GraphOp>,
+    /// The f32 logits, `[logit rows, vocabulary]`.
+    pub logits: Option<usize>,
+}
+
+impl Graph {
+    /// A new value.
+    pub fn value(&mut self, name: impl Into<String>, vary: Vary, inner: &[u64], dtype: DType) -> Ref {
+        self.values.push(ValueSpec { name: name.into(), dtype, vary, inner: inner.to_vec() });
+        Ref::Value(self.values.len() - 1)
+    }
+
+    /// A weight; the same name twice is the same weight (tied embeddings).
+    pub fn weight(&mut self, name: impl Into<String>, dims: &[u64], dtype: DType) -> Ref {
+        let spec = WeightSpec { name: name.into(), dtype, dims: dims.to_vec() };
+        if let Some(i) = self.weights.iter().position(|w| w.name == spec.name) {
+            assert_eq!(self.weights[i], spec, "one weight name, two descriptions");
+            return Ref::Weight(i);
+        }
+        self.weights.push(spec);
+        Ref::Weight(self.weights.len() - 1)
+    }
+
+    /// A cache component; returns its index.
+    pub fn component(&mut self, spec: ComponentSpec) -> usize {
+        self.components.push(spec);
+        self.components.len() - 1
+    }
+
+    /// Append an op.
+    pub fn push(&mut self, kind: OpKind, attrs: Attrs, operands: &[Ref], label: impl Into<String>) {
+        self.ops.push(GraphOp { kind, attrs, operands: operands.to_vec(), label: label.into() });
+    }
+}
+
+/// Where a weight's bytes are.
+#[derive(Clone, Debug)]
+pub enum WeightBytes<'a> {
+    /// Inside a memory-mapped file: usable in place by backends that import host memory.
+    Mapped {
+        /// Index into [`WeightSource::regions`].
+        region: usize,
+        /// First byte inside the region.
+        offset: u64,
+        /// Length, equal to the weight's size.
+        bytes: u64,
+    },
+    /// Made at load (converted, concatenated, permuted, random).
+    Owned(std::borrow::Cow<'a, [u8]>),
+}
+
+/// A checkpoint seen as a graph's weights.
+pub trait WeightSource: Send + Sync {
+    /// Memory-mapped regions, each living as long as the source.
+    fn regions(&self) -> Vec<&[u8]>;
+    /// The bytes of one weight; its dtype and shape were fixed when the graph was built.
+    fn weight(&self, spec: &WeightSpec) -> Result<WeightBytes<'_>, String>;
+}

@@ -1,0 +1,15 @@
+//! The stable accelerator ABI of TokenSpeed.
+//!
+//! * [`abi`]: the C table, the authority; `include/tokenspeed_backend.h` is generated from it.
+//! * [`dtype`], [`op`], [`graph`]: safe names for what the table calls numbers, and the graph a model is written in.
+//! * [`catalogue`]: every op with schema, reference, decomposition, tolerance and input generator.
+//! * [`loader`]: find a plugin, negotiate, check; [`backend`]: safe calls through the table afterwards.
+//! * [`exec`]: the program walker, for backends without programs and to check those with.
+//! * [`sdk`]: write a backend in Rust: one trait, one macro.
+#![deny(missing_docs)]
+
+#[allow(missing_docs)]
+pub mod abi;
+pub mod dtype;
+pub mod graph;
+pub mod op;

@@ -1,0 +1,214 @@
+//! How the layers above talk to a running engine: submit a request, hear its events, drop it to abort.
+//!
+//! Events travel through one [`Mailbox`] per request, with capacity reserved at submission, so the engine thread never
+//! allocates to deliver one. It is async-agnostic: a `Waker` and a condition variable. Rejected: a channel crate, whose
+//! block allocations would land on the engine thread.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Condvar, Mutex},
+    task::{Context, Poll, Waker},
+};
+
+use crate::request::{Event, Request, RequestId};
+
+/// Why a request was not taken.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum SubmitError {
+    /// The request itself is wrong; the message is for the user.
+    #[error("{0}")]
+    Invalid(String),
+    /// Too much is waiting; come back later.
+    #[error("the server is overloaded; retry in {retry_after_s} s")]
+    Overloaded {
+        /// Suggested wait.
+        retry_after_s: u32,
+    },
+    /// Shutting down.
+    #[error("the server is shutting down")]
+    Draining,
+    /// The engine died; the message says of what.
+    #[error("the engine has stopped: {0}")]
+    Dead(String),
+}
+
+/// Gauges and counters of an engine, all since start.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Metrics {
+    /// Requests with tokens in flight.
+    pub running: u64,
+    /// Requests admitted but not yet running.
+    pub waiting: u64,
+    /// Pages held by requests or the cache, and in total, of the first paged component.
+    pub pages_used: u64,
+    /// Pages held only by the prefix cache (can be evicted).
+    pub pages_cached: u64,
+    /// All pages.
+    pub pages_total: u64,
+    /// Prompt tokens of all started requests.
+    pub prompt_tokens: u64,
+    /// Of these, taken from the prefix cache.
+    pub cached_tokens: u64,
+    /// Generated tokens.
+    pub generation_tokens: u64,
+    /// Finished by reason: stop, length, abort, failed.
+    pub finished: [u64; 4],
+    /// Requests that lost their pages and were queued again.
+    pub preemptions: u64,
+    /// Forward steps.
+    pub steps: u64,
+    /// Nanoseconds spent in steps.
+    pub step_ns: u64,
+}
+
+/// Limits that admission checks need.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Limits {
+    /// Prompt plus generated tokens of one request.
+    pub max_model_len: u32,
+    /// Ids at or above this do not exist.
+    pub vocab_size: u32,
+    /// Requests running at once.
+    pub max_num_seqs: u32,
+    /// Smallest prefix that can be reused, in tokens.
+    pub prefix_granularity: u32,
+}
+
+/// A running engine, as the server sees it.
+pub trait Engine: Send + Sync {
+    /// Queue a request. Validates everything that does not need the scheduler.
+    fn submit(&self, request: Request) -> Result<EventStream, SubmitError>;
+    /// Current figures.
+    fn metrics(&self) -> Metrics;
+    /// Static limits.
+    fn limits(&self) -> Limits;
+    /// `Err` once the engine thread died or has not made progress for too long; says why.
+    fn health(&self) -> Result<(), String>;
+    /// Refuse new requests from now on; running ones go on.
+    fn drain(&self);
+    /// Drop every cached prefix. Errors when requests are running.
+    fn flush_cache(&self) -> Result<(), String>;
+}
+
+#[derive(Default)]
+struct State {
+    events: VecDeque<Event>,
+    waker: Option<Waker>,
+    closed: bool,
+    dropped: bool,
+}
+
+/// Where a request's events wait to be read.
+pub struct Mailbox {
+    state: Mutex<State>,
+    ready: Condvar,
+}
+
+impl std::fmt::Debug for Mailbox {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Mailbox")
+    }
+}
+
+impl Mailbox {
+    /// A mailbox that holds `capacity` events without allocating.
+    pub fn new(capacity: usize) -> Arc<Self> {
+        let state = State { events: VecDeque::with_capacity(capacity), ..State::default() };
+        Arc::new(Self { state: Mutex::new(state), ready: Condvar::new() })
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        // Nothing panics while holding the lock; a poisoned one still holds a usable queue.
+        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Deliver an event (engine side). `Finished` and `Failed` close the mailbox.
+    pub fn push(&self, event: Event) {
+        let mut state = self.lock();
+        state.closed |= matches!(event, Event::Finished { .. } | Event::Failed { .. });
+        state.events.push_back(event);
+        let waker = state.waker.take();
+        drop(state);
+        self.ready.notify_one();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// True once the reader is gone: the request can be aborted.
+    pub fn is_abandoned(&self) -> bool {
+        self.lock().dropped
+    }
+}
+
+/// The reader's end. Dropping it before the end aborts the request.
+pub struct EventStream {
+    id: RequestId,
+    mailbox: Arc<Mailbox>,
+    on_abandon: Option<Box<dyn FnOnce(RequestId) + Send + Sync>>,
+}
+
+impl std::fmt::Debug for EventStream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "EventStream({:?})", self.id)
+    }
+}
+
+impl EventStream {
+    /// Pair a mailbox with what to do if the reader leaves early.
+    pub fn new(
+        id: RequestId,
+        mailbox: Arc<Mailbox>,
+        on_abandon: impl FnOnce(RequestId) + Send + Sync + 'static,
+    ) -> Self {
+        Self { id, mailbox, on_abandon: Some(Box::new(on_abandon)) }
+    }
+
+    /// The engine's id of the request.
+    pub fn id(&self) -> RequestId {
+        self.id
+    }
+
+    /// Next event; `None` after `Finished` or `Failed` was read.
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
+        let mut state = self.mailbox.lock();
+        match state.events.pop_front() {
+            Some(event) => Poll::Ready(Some(event)),
+            None if state.closed => Poll::Ready(None),
+            None => {
+                state.waker = Some(context.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+
+    /// Next event, asynchronously.
+    pub async fn next(&mut self) -> Option<Event> {
+        std::future::poll_fn(|context| self.poll_next(context)).await
+    }
+
+    /// Next event, blocking the thread.
+    pub fn blocking_next(&mut self) -> Option<Event> {
+        let mut state = self.mailbox.lock();
+        loop {
+            match state.events.pop_front() {
+                Some(event) => return Some(event),
+                None if state.closed => return None,
+                None => state = self.mailbox.ready.wait(state).unwrap_or_else(std::sync::PoisonError::into_inner),
+            }
+        }
+    }
+}
+
+impl Drop for EventStream {
+    fn drop(&mut self) {
+        let finished = {
+            let mut state = self.mailbox.lock();
+            state.dropped = true;
+            state.closed
+        };
+        if let (false, Some(abandon)) = (finished, self.on_abandon.take()) {
+            abandon(self.id);
+        }
+    }
+}

@@ -1,0 +1,2 @@
+//! Model graphs, weight readers, tokenizers and chat formats.
+#![deny(missing_docs)]
