@@ -21,7 +21,7 @@ use tokenspeed_reference_cpu::{
     rmsnorm::{RmsNormArgs, rmsnorm},
     rope::{RopeArgs, Style, fill_table, rope},
     row_gather::row_gather,
-    scratch::Scratch,
+    scratch::{Carver, Scratch},
 };
 
 const LAYERS: usize = 30;
@@ -45,7 +45,7 @@ fn buffer<T: Copy>(n: usize) -> *mut T {
     Box::leak(Box::new(Scratch::new(n * size_of::<T>() + 64))).carve().take(n)
 }
 
-fn weight(dtype: DType, n: usize, k: usize) -> Packed {
+fn weight(arena: &mut Carver, dtype: DType, n: usize, k: usize) -> Packed {
     let mut stored: Vec<u8> = (0..n * dtype.bytes(k as u64).unwrap() as usize).map(|i| (i * 7 % 251) as u8).collect();
     for block in stored.chunks_mut(dtype.block_bytes()) {
         block[..2].copy_from_slice(&0x1400u16.to_le_bytes());
@@ -54,7 +54,7 @@ fn weight(dtype: DType, n: usize, k: usize) -> Packed {
         }
     }
     let bytes = packed_bytes(dtype, n, k);
-    let out: *mut u8 = buffer(bytes);
+    let out: *mut u8 = arena.take(bytes);
     // SAFETY: just allocated.
     pack_tiles(dtype, &stored, n, k, 0..n.div_ceil(TILE_ROWS), unsafe { std::slice::from_raw_parts_mut(out, bytes) });
     Packed(out as usize, dtype, n, k)
@@ -210,14 +210,19 @@ fn main() {
         *act = buffer::<f32>(TOKENS_MAX * size) as usize;
     }
     act[11] = buffer::<f32>(8 * VOCABULARY) as usize;
+    let layer_bytes: usize = shapes.iter().map(|(n, k)| packed_bytes(DType::Q4_1, *n, *k)).sum();
+    let weight_bytes = LAYERS * layer_bytes + packed_bytes(DType::Q8_0, VOCABULARY, WIDTH);
+    let arena = &mut Box::leak(Box::new(Scratch::new(weight_bytes))).carve();
+    let kv_values = blocks * BLOCK_TOKENS * KV;
+    let cache = &mut Box::leak(Box::new(Scratch::new(LAYERS * 2 * kv_values * 4))).carve();
     let model = Model {
         level,
-        layers: (0..LAYERS).map(|_| shapes.map(|(n, k)| weight(DType::Q4_1, n, k))).collect(),
-        head: weight(DType::Q8_0, VOCABULARY, WIDTH),
+        layers: (0..LAYERS).map(|_| shapes.map(|(n, k)| weight(arena, DType::Q4_1, n, k))).collect(),
+        head: weight(arena, DType::Q8_0, VOCABULARY, WIDTH),
         table: vec![1; 1000 * DType::Q8_0.bytes(WIDTH as u64).unwrap() as usize],
         norm: vec![1.0; WIDTH],
         inv_freq: (0..DIM / 2).map(|d| 10000f32.powf(-(d as f32) / 32.0)).collect(),
-        cache: (0..LAYERS).map(|_| [0; 2].map(|_| buffer::<f32>(blocks * BLOCK_TOKENS * KV) as usize)).collect(),
+        cache: (0..LAYERS).map(|_| [0; 2].map(|_| cache.take::<f32>(kv_values) as usize)).collect(),
         blocks,
         block_table: (0..blocks as u32).collect(),
         blocks_per_row,

@@ -81,6 +81,8 @@ impl UnitKernel<'_> {
             |pages| Head { pages, table_row: unit.table_row, first: unit.kv_head * args.head_dim, dim: args.head_dim };
         // SAFETY: the table covers `seen`; regions hold 64 padded rows.
         unsafe {
+            head(&args.k).prefetch::<S>(seen.clone());
+            head(&args.v).prefetch::<S>(seen.clone());
             head(&args.k).fetch_transposed::<S>(start, seen.clone(), work.staging, work.keys);
             head(&args.v).fetch::<S>(start, seen, work.values);
         }

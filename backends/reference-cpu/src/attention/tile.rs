@@ -39,6 +39,27 @@ impl Head<'_> {
         }
     }
 
+    /// Start fetching rows `positions` into the cache: they lie too far apart for the hardware to guess.
+    ///
+    /// # Safety
+    /// The table covers the positions.
+    #[inline(always)]
+    pub unsafe fn prefetch<S: Simd>(&self, positions: Range<usize>) {
+        let row_bytes = self.pages.width * self.pages.dtype.block_bytes();
+        let bytes = self.dim * self.pages.dtype.block_bytes();
+        // SAFETY: the caller's promise; prefetching touches nothing.
+        unsafe {
+            self.runs(positions, |_, count, row| {
+                let first = row.add(self.first * self.pages.dtype.block_bytes());
+                for i in 0..count {
+                    for line in (0..bytes).step_by(64) {
+                        S::prefetch(first.wrapping_add(i * row_bytes + line));
+                    }
+                }
+            });
+        }
+    }
+
     /// Rows `positions` as `[64][padded]` f32; row 0 is the tile's first position, `start`. Other rows are left alone.
     ///
     /// # Safety

@@ -98,6 +98,11 @@ pub trait Simd: Copy + 'static {
     unsafe fn load_f16(p: *const u8) -> Self::F;
     /// Sixteen bfloat16.
     unsafe fn load_bf16(p: *const u8) -> Self::F;
+    /// Hint that the cache line at `p` is wanted soon; any address is fine.
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        let _ = p;
+    }
     /// Transpose 16 rows of 16 values: `dst[c * ld_dst + r] = src[r * ld_src + c]`.
     unsafe fn transpose16(src: *const f32, ld_src: usize, dst: *mut f32, ld_dst: usize);
 }
