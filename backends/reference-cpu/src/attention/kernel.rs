@@ -143,14 +143,14 @@ impl UnitKernel<'_> {
     ) {
         // SAFETY: rows q..q + R exist.
         unsafe {
-            self.scores::<S, R>(q, (seen.end - start).div_ceil(LANES), keys);
+            // Positions no query of this block sees are left out: their weights would be zero.
+            let end = (self.position(q + R - 1) + 1).min(seen.end);
+            self.scores::<S, R>(q, (end - start).div_ceil(LANES), keys);
             let mut decay = [1f32; R];
             for (r, decay) in decay.iter_mut().enumerate() {
                 *decay = self.weigh::<S>(q + r, start);
             }
-            // Values of positions no query of this block sees are left out; they would add zeros.
-            let end = (self.position(q + R - 1) + 1).min(seen.end) - start;
-            let begin = self.args.first_seen(self.position(q)).max(seen.start) - start;
+            let (begin, end) = (self.args.first_seen(self.position(q)).max(seen.start) - start, end - start);
             if begin < end {
                 match S::ATTENTION_VECTORS {
                     4 => self.add_values::<S, R, 4>(q, &decay, begin..end, values),
