@@ -18,7 +18,7 @@ use std::ops::Range;
 use tokenspeed_backend_api::dtype::DType;
 
 /// Blocks of 32 k per panel: 256 k of 32 outputs are 32 KiB, two thirds of the level-1 cache.
-const PANEL_BLOCKS: usize = 8;
+const PANEL_BLOCKS: usize = 4;
 /// Most tiles per panel.
 const TILES_MAX: usize = 2;
 /// Rows that are taken through one panel before the next: their activations stay in the level-2 cache.

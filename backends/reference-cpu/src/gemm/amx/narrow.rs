@@ -24,8 +24,8 @@ use tokenspeed_backend_api::dtype::DType;
 /// Rows this kernel takes.
 pub const ROWS_MAX: usize = 16;
 const TILE_BYTES: usize = 1024;
-/// How far ahead of its use memory is prefetched.
-const PREFETCH_BYTES: usize = 4096;
+/// How far ahead of its use memory is prefetched, into the level-2 cache; measured: half as far costs a tenth.
+const PREFETCH_BYTES: usize = 8192;
 /// Expanded blocks in flight.
 const RING: usize = 4;
 
@@ -135,7 +135,7 @@ unsafe fn dot<C: Codes, const R: usize>(tile: *const u8, blocks: usize, s: &Stre
                 if b < blocks {
                     for line in 0..s.block_bytes.div_ceil(64) {
                         let p = tile.wrapping_add(b * s.block_bytes + PREFETCH_BYTES + 64 * line);
-                        _mm_prefetch::<_MM_HINT_T0>(p.cast());
+                        _mm_prefetch::<_MM_HINT_T1>(p.cast());
                     }
                     let ring = s.ring.add(b % RING * TILE_BYTES).cast_const();
                     let weights = if C::DIRECT { C::codes(tile, b) } else { ring };

@@ -169,13 +169,11 @@ unsafe fn sweep<C: Codes, const W: usize>(args: &GemmArgs, work: &Work, place: &
             let column = (place.tile + j) * TILE_ROWS;
             (column, ((1u32 << TILE_ROWS.min(args.n - column)) - 1) as __mmask16)
         };
-        for j in 0..W {
+        let fresh = place.chunk.start == 0;
+        for j in 0..if fresh { 0 } else { W } {
             let (column, lanes) = lanes(j);
-            for r in 0..16 {
-                let mut v = _mm512_setzero_ps();
-                if place.chunk.start > 0 && r < rows {
-                    v = _mm512_maskz_loadu_ps(lanes, args.y.add((place.row + r) * args.ldy + column));
-                }
+            for r in 0..rows {
+                let v = _mm512_maskz_loadu_ps(lanes, args.y.add((place.row + r) * args.ldy + column));
                 _mm512_store_ps(work.totals.add((j * 16 + r) * TILE_ROWS), v);
             }
         }
@@ -201,7 +199,7 @@ unsafe fn sweep<C: Codes, const W: usize>(args: &GemmArgs, work: &Work, place: &
                         }
                         // Between tile instructions, not after them: those alone fill the out-of-order window.
                         if i > 0 {
-                            accumulate::<C>(work, place.group, i - 1, $j);
+                            accumulate::<C>(work, place.group, i - 1, $j, fresh && i == 1);
                         }
                     }
                 };
@@ -212,7 +210,7 @@ unsafe fn sweep<C: Codes, const W: usize>(args: &GemmArgs, work: &Work, place: &
             product_tile!(3);
         }
         for j in 0..W {
-            accumulate::<C>(work, place.group, count - 1, j);
+            accumulate::<C>(work, place.group, count - 1, j, fresh && count == 1);
         }
         let last = place.chunk.end == place.blocks;
         for j in 0..W {
@@ -228,9 +226,9 @@ unsafe fn sweep<C: Codes, const W: usize>(args: &GemmArgs, work: &Work, place: &
     }
 }
 
-/// Scale the products of weight tile `j` and block `i` of the chunk into the totals.
+/// Scale the products of weight tile `j` and block `i` of the chunk into the totals, or start them if `fresh`.
 #[inline(always)]
-unsafe fn accumulate<C: Codes>(work: &Work, group: usize, i: usize, j: usize) {
+unsafe fn accumulate<C: Codes>(work: &Work, group: usize, i: usize, j: usize, fresh: bool) {
     // SAFETY: as in `sweep`.
     unsafe {
         let sums = work.sums.add((group * CHUNK_BLOCKS + i) * TILE_ROWS);
@@ -240,7 +238,7 @@ unsafe fn accumulate<C: Codes>(work: &Work, group: usize, i: usize, j: usize) {
         for r in 0..16 {
             let at = work.totals.add((j * 16 + r) * TILE_ROWS);
             let p = _mm512_load_ps(products.add(r * TILE_ROWS));
-            let t = _mm512_load_ps(at);
+            let t = if fresh { _mm512_setzero_ps() } else { _mm512_load_ps(at) };
             let mut t = if C::SCALED { _mm512_fmadd_ps(scale, p, t) } else { _mm512_add_ps(t, p) };
             if C::OFFSET {
                 t = _mm512_fmadd_ps(offset, _mm512_set1_ps(*sums.add(r)), t);
