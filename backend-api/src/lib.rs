@@ -10,6 +10,9 @@
 
 #[allow(missing_docs)]
 pub mod abi;
+pub mod catalogue;
 pub mod dtype;
 pub mod graph;
 pub mod op;
+pub mod step;
+pub mod tensor;
