@@ -2,6 +2,7 @@
 //!
 //! * [`abi`]: the C table, the authority; `include/tokenspeed_backend.h` is generated from it.
 //! * [`dtype`], [`op`], [`graph`]: safe names for what the table calls numbers, and the graph a model is written in.
+//! * [`quant`]: what each stored weight format means in f32.
 //! * [`catalogue`]: every op with schema, reference, decomposition, tolerance and input generator.
 //! * [`loader`]: find a plugin, negotiate, check; [`backend`]: safe calls through the table afterwards.
 //! * [`exec`]: the program walker, for backends without programs and to check those with.
@@ -14,5 +15,6 @@ pub mod catalogue;
 pub mod dtype;
 pub mod graph;
 pub mod op;
+pub mod quant;
 pub mod step;
 pub mod tensor;

@@ -70,7 +70,9 @@ impl Tensor {
             offset: t.offset,
             layout: t.layout,
         };
-        tensor.checked_bytes().ok_or_else(|| format!("shape {:?} overflows or cuts a block of {dtype}", tensor.dims()))?;
+        tensor
+            .checked_bytes()
+            .ok_or_else(|| format!("shape {:?} overflows or cuts a block of {dtype}", tensor.dims()))?;
         Ok(tensor)
     }
 

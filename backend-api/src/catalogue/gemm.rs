@@ -1,9 +1,6 @@
 //! `gemm`: the one dense product, over every weight format.
 
-use super::{
-    Call, Case, Entry, OpDesc, Part, REDUCTION, cases::Gen, input, output,
-    schema::WEIGHT_DTYPES,
-};
+use super::{Call, Case, Entry, OpDesc, Part, REDUCTION, cases::Gen, input, output, schema::WEIGHT_DTYPES};
 use crate::{graph::Vary, op::OpKind, tensor::View};
 
 pub(super) const ENTRY: Entry = Entry {

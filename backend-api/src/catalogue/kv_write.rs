@@ -50,7 +50,8 @@ fn cases(seed: u64) -> Vec<Case> {
             (4, 3, 64, &[(1, 3, 6), (0, 9, 1)]),
             (64, 2, 20, &[(2, 60, 9), (0, 0, 1), (1, 128, 1)]),
         ] {
-            let mut c = g.paged_case(OpKind::KvWrite, format!("{dtype} B={block_tokens} H={heads} D={dim} {spans:?}"), spans);
+            let mut c =
+                g.paged_case(OpKind::KvWrite, format!("{dtype} B={block_tokens} H={heads} D={dim} {spans:?}"), spans);
             let (table, blocks) = g.table(&c.step, block_tokens);
             let tokens = c.step.tokens.len() as u64;
             let x = g.uniform(&[tokens, heads, dim]).into_iter().map(|v| v * 100.0).collect();

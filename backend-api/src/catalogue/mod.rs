@@ -177,13 +177,29 @@ pub fn document() -> String {
         let operands: Vec<String> = e
             .operands
             .iter()
-            .map(|o| format!("`{}` ({})", o.name, match o.role { Role::In => "in", Role::Out => "out", Role::InOut => "in/out" }))
+            .map(|o| {
+                format!(
+                    "`{}` ({})",
+                    o.name,
+                    match o.role {
+                        Role::In => "in",
+                        Role::Out => "out",
+                        Role::InOut => "in/out",
+                    }
+                )
+            })
             .collect();
         let fused = if e.kind.is_fused() { "fused" } else { "basic" };
         out += &format!(
             "\n## {} ({fused}, code {}, version {})\n\n{}\n\nOperands: {}.\n\nTolerance: NMSE ≤ {:e}, largest error ≤ {:e} of the \
              reference's rms.\n",
-            e.kind, e.kind as u32, e.version, e.doc, operands.join(", "), e.tolerance.nmse, e.tolerance.max_error
+            e.kind,
+            e.kind as u32,
+            e.version,
+            e.doc,
+            operands.join(", "),
+            e.tolerance.nmse,
+            e.tolerance.max_error
         );
     }
     out

@@ -31,7 +31,8 @@ fn check(op: &OpDesc) -> Result<(), String> {
     op.dtype(3, &[DType::U32])?;
     op.same_shape(0, 4)?;
     let (q, k, v) = (&op.operands[0], &op.operands[1], &op.operands[2]);
-    let ok = q.rank == 3 && k.rank == 4 && k.dims == v.dims && k.dims[3] == q.dims[2] && q.dims[1] % k.dims[2].max(1) == 0;
+    let ok =
+        q.rank == 3 && k.rank == 4 && k.dims == v.dims && k.dims[3] == q.dims[2] && q.dims[1] % k.dims[2].max(1) == 0;
     op.require(ok, || format!("q is {:?}, k is {:?}, v is {:?}", q.dims(), k.dims(), v.dims()))?;
     op.require(op.attrs.i[1] >= 0, || format!("window is {}", op.attrs.i[1]))
 }

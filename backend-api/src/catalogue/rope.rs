@@ -59,9 +59,16 @@ fn reference(call: &Call<'_>, part: Part) {
 fn cases(seed: u64) -> Vec<Case> {
     let mut g = Gen::new(seed);
     let mut out = Vec::new();
-    for (t, h, d, r, start) in [(1, 1, 2, 2, 0), (5, 3, 64, 64, 0), (3, 9, 64, 64, 8000), (4, 2, 80, 32, 130), (2, 1, 128, 128, 100_000)] {
+    for (t, h, d, r, start) in
+        [(1, 1, 2, 2, 0), (5, 3, 64, 64, 0), (3, 9, 64, 64, 8000), (4, 2, 80, 32, 130), (2, 1, 128, 128, 100_000)]
+    {
         for style in [ROPE_HALVES, ROPE_PAIRS] {
-            let mut c = g.case_at(OpKind::Rope, format!("T={t} H={h} D={d} R={r} from {start} style {style}"), t as usize, start);
+            let mut c = g.case_at(
+                OpKind::Rope,
+                format!("T={t} H={h} D={d} R={r} from {start} style {style}"),
+                t as usize,
+                start,
+            );
             c.attrs.i[0] = style;
             c.attrs.f[0] = if d == 80 { 1.25 } else { 0.0 };
             let x = g.uniform(&[t, h, d]);

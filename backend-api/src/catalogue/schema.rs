@@ -47,7 +47,11 @@ impl OpDesc {
 
     pub(super) fn dtype(&self, index: usize, allowed: &[DType]) -> Result<(), String> {
         let dtype = self.operands[index].dtype;
-        if allowed.contains(&dtype) { Ok(()) } else { Err(format!("operand {index} is {dtype}, expected one of {allowed:?}")) }
+        if allowed.contains(&dtype) {
+            Ok(())
+        } else {
+            Err(format!("operand {index} is {dtype}, expected one of {allowed:?}"))
+        }
     }
 
     pub(super) fn f32(&self, indices: &[usize]) -> Result<(), String> {
