@@ -204,3 +204,37 @@ pub fn document() -> String {
     }
     out
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn generated_cases_pass_their_own_schema() {
+        for e in &CATALOGUE {
+            let cases = (e.cases)(1);
+            assert!(!cases.is_empty(), "{}", e.kind);
+            for c in cases {
+                c.desc().check().unwrap_or_else(|m| panic!("{} {}: {m}", e.kind, c.name));
+            }
+        }
+    }
+
+    /// Exact mode runs references on several threads: shares must not change a bit.
+    #[test]
+    fn shares_do_not_change_the_result() {
+        for e in &CATALOGUE {
+            for c in (e.cases)(2) {
+                assert_eq!(c.run_reference(1), c.run_reference(3), "{} {}", e.kind, c.name);
+            }
+        }
+    }
+
+    #[test]
+    fn a_wrong_shape_is_named() {
+        let mut c = (entry(OpKind::Gemm).cases)(1).remove(1);
+        c.operands[1].tensor.dims[1] += 1;
+        let message = c.desc().check().unwrap_err();
+        assert!(message.starts_with("gemm: x is"), "{message}");
+    }
+}
