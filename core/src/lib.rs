@@ -2,4 +2,7 @@
 //! thin driver that runs it on threads.
 #![deny(missing_docs)]
 pub mod client;
+pub mod engine;
 pub mod request;
+pub mod step;
+pub mod validate;
