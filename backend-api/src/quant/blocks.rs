@@ -47,8 +47,8 @@ pub(super) fn q5_1(block: &[u8; 24], out: &mut [f32; 32]) {
 fn five_bits(bits_and_nibbles: &[u8], mut put: impl FnMut(usize, u8)) {
     let high = u32::from_le_bytes([bits_and_nibbles[0], bits_and_nibbles[1], bits_and_nibbles[2], bits_and_nibbles[3]]);
     for (j, byte) in bits_and_nibbles[4..].iter().enumerate() {
-        put(j, byte & 15 | (high >> j & 1) as u8 * 16);
-        put(j + 16, byte >> 4 | (high >> (j + 16) & 1) as u8 * 16);
+        put(j, (byte & 15) | ((high >> j) as u8 & 1) << 4);
+        put(j + 16, (byte >> 4) | ((high >> (j + 16)) as u8 & 1) << 4);
     }
 }
 
