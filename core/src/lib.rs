@@ -4,5 +4,6 @@
 pub mod client;
 pub mod engine;
 pub mod request;
+pub mod sampler;
 pub mod step;
 pub mod validate;
