@@ -2,7 +2,10 @@
 //! thin driver that runs it on threads.
 #![deny(missing_docs)]
 pub mod client;
+pub mod driver;
 pub mod engine;
+pub mod lower;
+pub mod memory;
 pub mod request;
 pub mod sampler;
 pub mod step;
