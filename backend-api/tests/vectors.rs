@@ -52,13 +52,7 @@ fn vector(v: &Value) -> Option<Vector> {
         })
         .collect();
     let total = outputs.iter().map(|(i, _)| i + 1).chain([operands.len()]).max().expect("operands");
-    let mut case = Case {
-        name: v["name"].as_str().unwrap_or(op).to_owned(),
-        kind,
-        attrs,
-        operands: Vec::new(),
-        step,
-    };
+    let mut case = Case { name: v["name"].as_str().unwrap_or(op).to_owned(), kind, attrs, operands: Vec::new(), step };
     for index in 0..total {
         let output = list(&v["outputs"]).iter().find(|o| o["index"].as_u64() == Some(index as u64));
         let description = operands.get(index).or(output).expect("operand");
