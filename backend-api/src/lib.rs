@@ -13,3 +13,7 @@ pub mod abi;
 pub mod dtype;
 pub mod graph;
 pub mod op;
+pub mod record;
+pub mod sdk;
+pub mod sized;
+pub mod support;
