@@ -4,6 +4,7 @@
 pub mod client;
 pub mod driver;
 pub mod engine;
+pub mod load;
 pub mod lower;
 pub mod memory;
 pub mod request;
