@@ -10,8 +10,11 @@
 
 #[allow(missing_docs)]
 pub mod abi;
+pub mod backend;
 pub mod dtype;
 pub mod graph;
+pub mod host;
+pub mod negotiate;
 pub mod op;
 pub mod record;
 pub mod sdk;
