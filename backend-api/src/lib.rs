@@ -12,8 +12,12 @@
 #[allow(missing_docs)]
 pub mod abi;
 pub mod catalogue;
+pub mod backend;
 pub mod dtype;
+pub mod exec;
 pub mod graph;
+pub mod host;
+pub mod negotiate;
 pub mod op;
 pub mod quant;
 pub mod record;
