@@ -10,7 +10,7 @@ Commands run (FILE is the Q4_1 file, F32 its dequantised copy, written to a temp
 
     llama-quantize --allow-requantize FILE F32 F32
     llama-server -m F32  --cache-type-k f32 --cache-type-v f32 -fa off -t 1 -tb 1 -np 1 -c 2048 -b 2048 -ub 512 --no-repack
-    llama-server -m FILE --cache-type-k f32 --cache-type-v f32 -fa off -t 1 -tb 1 -np 1 -c 2048 -b 2048 -ub 512
+    llama-server -m FILE --cache-type-k f32 --cache-type-v f32 -fa off -t 1 -tb 1 -np 1 -c 2048 -b 2048 -ub 512 --no-repack
 
 Pass 1 (F32 file): each prompt is completed greedily, 64 tokens, and the log-probability of each chosen token and of the
 five most likely ones is kept, from the distribution before any sampler. Both files hold the same weight values, so a
@@ -51,9 +51,9 @@ PROMPTS = [
     ),
     ("code_c", "#include <stdio.h>\n\n/* Count the words in a line of text. */\nstatic int count_words(const char *line)\n{\n"),
     ("list", "Shopping list for a vegetable soup:\n1. two carrots\n2. one leek\n3."),
-    ("russian", "Phrase book.\nRussian: Привет, меня зовут Анна. Я живу в маленьком городе.\nEnglish: Hello,"),
+    ("cyrillic", "The sign on the door said «Открыто», so the shop was open. The visitors went in and"),
     ("french", "Le petit marché du village ouvre tôt le matin ; on y trouve du pain, du fromage et"),
-    ("japanese", "The Japanese greeting こんにちは世界 and the Greek γεια σου κόσμε 🙂 both mean"),
+    ("japanese", "Ada wrote こんにちは世界 on the blackboard, and under it ☕ 🙂. Then the class"),
     ("digits", "The first powers of two are 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024,"),
     ("dialogue", "\"Did you remember to lock the door?\" asked Mira.\n\n\"I thought you had the keys,\" said Tom.\n\n\""),
 ]
@@ -139,13 +139,13 @@ def main():
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     version = subprocess.run([server, "--version"], capture_output=True, text=True, check=True)
     version = (version.stdout + version.stderr).strip().splitlines()[0]
-    flags = "--cache-type-k f32 --cache-type-v f32 -fa off -t 1 -tb 1 -np 1 -c 2048 -b 2048 -ub 512".split()
+    flags = "--cache-type-k f32 --cache-type-v f32 -fa off -t 1 -tb 1 -np 1 -c 2048 -b 2048 -ub 512 --no-repack".split()
 
     prompts = []
     with tempfile.TemporaryDirectory() as folder:
         f32 = os.path.join(folder, "f32.gguf")
         subprocess.run([quantize, "--allow-requantize", arguments.gguf, f32, "F32"], check=True, capture_output=True)
-        with Server([server, "-m", f32, *flags, "--no-repack"]) as peer:
+        with Server([server, "-m", f32, *flags]) as peer:
             for name, text in PROMPTS:
                 ids = peer.post("/tokenize", {"content": text, "add_special": True})["tokens"]
                 rows = peer.complete(ids, N_TOKENS)
@@ -180,7 +180,7 @@ def main():
         "peer": f"llama.cpp as in the llama-cpp-python 0.3.36 sdist; {version}",
         "commands": [
             "llama-quantize --allow-requantize FILE F32 F32",
-            "llama-server -m F32 " + " ".join(flags) + " --no-repack",
+            "llama-server -m F32 " + " ".join(flags),
             "llama-server -m FILE " + " ".join(flags),
         ],
         "prompts": prompts,

@@ -1,4 +1,4 @@
-"""Vectors for every op of the catalogue, computed in float64 from the formulas: python ops.py OUT
+"""Vectors for every op of the catalogue, computed in float64 from the formulas: python ops.py > ops.json
 
 Written from the definitions in docs/ops.md and independent of the engine's code. Inputs are multiples of 1/64, exact in
 float32 with few digits; sums are correctly rounded (math.fsum) and results kept to 12 significant digits, so the file
@@ -296,7 +296,6 @@ for name, component, heads, kv_heads, width, value_width, block_tokens, window, 
     operands = [operand("q", q), operand("k", k), operand("v", v), operand("table", table, "u32")]
     case("paged_attention", name, step_, operands, [result(4, "y", y)], [component, window], [scale])
 
-with open(sys.argv[1], "w", encoding="utf-8") as file:
-    file.write('{"cases":[\n')
-    file.write(",\n".join(json.dumps(c, separators=(",", ":"), allow_nan=False) for c in cases))
-    file.write("\n]}\n")
+sys.stdout.write('{"cases":[\n')
+sys.stdout.write(",\n".join(json.dumps(c, separators=(",", ":"), allow_nan=False) for c in cases))
+sys.stdout.write("\n]}\n")

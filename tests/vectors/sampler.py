@@ -1,4 +1,4 @@
-"""Vectors for the sampler, computed in float64 from the definitions: python sampler.py OUT
+"""Vectors for the sampler, computed in float64 from the definitions: python sampler.py > sampler.json
 
 {"cases": [{"name", "logits", "prompt_ids", "generated_ids", "params": only what differs from the defaults,
             "logprobs": log-softmax of the unmodified logits,
@@ -115,6 +115,5 @@ philox = [
     {"key": key, "counter": counter, "output": philox4x32(key, counter)}
     for key, counter in [(0, [0] * 4), (2**64 - 1, [2**32 - 1] * 4), (42, [7, 0, 0, 0]), (2**40 + 3, [1000, 2, 0, 0])]
 ]
-with open(sys.argv[1], "w", encoding="utf-8") as file:
-    file.write('{"cases":[\n' + ",\n".join(json.dumps(c, separators=(",", ":")) for c in cases))
-    file.write('\n],\n"philox":' + json.dumps(philox, separators=(",", ":")) + "}\n")
+sys.stdout.write('{"cases":[\n' + ",\n".join(json.dumps(c, separators=(",", ":")) for c in cases))
+sys.stdout.write('\n],\n"philox":' + json.dumps(philox, separators=(",", ":")) + "}\n")
