@@ -187,8 +187,11 @@ def main():
     }
     with open(arguments.out, "w", encoding="utf-8") as file:
         # One line per prompt field keeps the file small and its diffs readable.
-        text = json.dumps(golden, ensure_ascii=True, separators=(",", ":"))
-        file.write(text.replace(',"', ',\n"').replace("},{", "},\n{") + "\n")
+        compact = lambda value: json.dumps(value, ensure_ascii=True, separators=(",", ":"))
+        fields = lambda pairs: ",\n".join(f"{compact(key)}:{compact(value)}" for key, value in pairs.items())
+        prompts = golden.pop("prompts")
+        items = ",\n".join("{" + fields(prompt) + "}" for prompt in prompts)
+        file.write("{" + fields(golden) + ',\n"prompts":[\n' + items + "\n]}\n")
 
 
 if __name__ == "__main__":
