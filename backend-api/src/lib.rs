@@ -11,8 +11,9 @@
 
 #[allow(missing_docs)]
 pub mod abi;
-pub mod catalogue;
 pub mod backend;
+pub mod catalogue;
+pub mod conform;
 pub mod dtype;
 pub mod exec;
 pub mod graph;
