@@ -12,11 +12,18 @@
 pub mod abi;
 pub mod backend;
 pub mod dtype;
+pub mod embedded;
 pub mod graph;
 pub mod host;
+pub mod loader;
+pub mod manifest;
 pub mod negotiate;
 pub mod op;
+pub mod plugin_root;
 pub mod record;
 pub mod sdk;
 pub mod sized;
 pub mod support;
+
+#[doc(hidden)]
+pub use inventory;
