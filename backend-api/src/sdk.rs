@@ -12,6 +12,7 @@
 
 mod bind;
 mod device;
+mod export;
 mod fault;
 mod glue;
 mod host_device;
