@@ -48,7 +48,7 @@ fn walk(
     filters: &Filters,
     uniform: f64,
 ) -> Option<u32> {
-    let weight_at = |at: usize| weight(select::logit_of(keys[at]));
+    let weight_of = |key: u64| weight(select::logit_of(key));
     let is_filtering = filters.top_p.is_some() || filters.min_p > 0.0;
     let (kept, kept_total) = if is_filtering {
         let enough = filters.top_p.map_or(f64::INFINITY, |p| p * total);
@@ -56,7 +56,7 @@ fn walk(
         let mut kept = 0;
         let mut is_cut = false;
         while kept < keys.len() {
-            let w = weight_at(kept);
+            let w = weight_of(keys[kept]);
             // The most likely id has weight 1 and always stays.
             if w < filters.min_p {
                 is_cut = true;
@@ -78,10 +78,10 @@ fn walk(
     };
     let target = uniform * kept_total;
     let mut sum = 0.0;
-    for at in 0..kept {
-        sum += weight_at(at);
+    for &key in &keys[..kept] {
+        sum += weight_of(key);
         if sum > target {
-            return Some(select::id_of(keys[at]));
+            return Some(select::id_of(key));
         }
     }
     // Only rounding of the sum can get here with every candidate at hand: the last one it is.
