@@ -10,7 +10,8 @@ seen in prompt or output; frequency subtracts its value times the count among ge
 value once if generated. Then logit_bias is added, then all logits are divided by the temperature. Filters act on the
 softmax of that: top_k keeps the k most likely; top_p keeps the smallest set, most likely first, whose probability
 reaches p; min_p keeps what has at least min_p times the largest probability. Ties go to the lower id. What is kept is
-scaled to sum to 1. No case has two filters whose order matters.
+scaled to sum to 1. No case depends on the order of
+two filters, or of a penalty and a bias.
 
 Philox4x32-10 is the generator of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
 """
@@ -90,7 +91,7 @@ CASES = [
     ("frequency 0.5", {"frequency_penalty": 0.5}, SEEN),
     ("presence 0.75", {"presence_penalty": 0.75}, SEEN),
     ("negative frequency and presence", {"frequency_penalty": -0.25, "presence_penalty": -0.5}, SEEN),
-    ("all penalties, bias, temperature", {"repetition_penalty": 1.25, "frequency_penalty": 0.5, "presence_penalty": 0.25, "logit_bias": [[2, 3.0], [5, -100.0]], "temperature": 0.75}, SEEN),
+    ("all penalties, bias, temperature", {"repetition_penalty": 1.25, "frequency_penalty": 0.5, "presence_penalty": 0.25, "logit_bias": [[2, 3.0], [6, -100.0]], "temperature": 0.75}, SEEN),
     ("top_k of ties keeps the lower ids", {"top_k": 3}, {"tied": True}),
     ("top_p of ties keeps the lower ids", {"top_p": 0.4}, {"tied": True}),
 ]
