@@ -173,10 +173,17 @@ pub enum TensorFault {
     },
 }
 
-/// A name out of a file, fit for one line of text.
+/// A name out of a file, fit for one line of text: control characters and line separators escaped, cut when long.
 pub(crate) fn quoted(name: &str) -> String {
     const CHARS_MAX: usize = 120;
-    let mut out: String = name.chars().take(CHARS_MAX).flat_map(char::escape_debug).collect();
+    let mut out = String::new();
+    for c in name.chars().take(CHARS_MAX) {
+        match c {
+            '\u{2028}' | '\u{2029}' => out.extend(c.escape_unicode()),
+            c if c.is_control() => out.extend(c.escape_debug()),
+            c => out.push(c),
+        }
+    }
     if name.chars().nth(CHARS_MAX).is_some() {
         out.push('…');
     }
