@@ -44,17 +44,29 @@ pub type Progress<'a> = dyn FnMut(u64, u64) + 'a;
 /// Where each weight use ended up: binding slot and offset.
 type Places = Vec<(u32, u64)>;
 
-/// Load `lowered` on `device`. `step_bytes` is the largest parameter block.
+/// What to load, decided beforehand.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan<'a> {
+    /// The model.
+    pub graph: &'a Graph,
+    /// Its program.
+    pub lowered: &'a Lowered,
+    /// What it was lowered for.
+    pub capacity: Capacity,
+    /// The largest parameter block.
+    pub step_bytes: u64,
+    /// Programs or walker; `None` = programs where the backend has them.
+    pub via: Option<Via>,
+}
+
+/// Load `plan` on `device`.
 pub fn load(
     device: Device,
-    graph: &Graph,
-    lowered: &Lowered,
-    capacity: &Capacity,
-    step_bytes: u64,
+    plan: &Plan<'_>,
     source: Arc<dyn WeightSource>,
-    via: Option<Via>,
     progress: &mut Progress<'_>,
 ) -> Result<DeviceProgram, LoadError> {
+    let Plan { graph, lowered, capacity, step_bytes, via } = *plan;
     let mut bindings = Bindings::new();
     let alloc = |bindings: &mut Bindings, slot, kind, bytes: u64| -> Result<Arena, BackendError> {
         let arena = device.arena_alloc(kind, bytes.max(1))?;

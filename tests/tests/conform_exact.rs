@@ -7,7 +7,7 @@ fn exact_mode_conforms() {
     let backend = unsafe { Backend::from_entry(sdk::entry::<ReferenceCpu>, "embedded") }.unwrap();
     let device = backend.open(0, &[("mode", "exact"), ("threads", "2")]).unwrap();
     let info = backend.info();
-    let report = conform::run(&device, info.tiers, info.profiles, conform::Options { seed: 7, timing_runs: 0 }).unwrap();
+    let report = conform::run(&device, info.tiers, info.profiles, &conform::Options { seed: 7, ..Default::default() }).unwrap();
     println!("{report}");
     assert!(report.passed(), "{report}");
 }

@@ -129,3 +129,5 @@ fn physical_memory_bytes() -> u64 {
     let (pages, page) = unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
     u64::try_from(pages).unwrap_or(0) * u64::try_from(page).unwrap_or(0)
 }
+
+tokenspeed_backend_api::embed_backend!(ReferenceCpu);
