@@ -174,6 +174,14 @@ fn run(seed: u64) -> (u64, u64, u64) {
             || request.sampling.prompt_logprobs.is_some() && request.prompt.len() > 1
             || config.components.iter().any(|c| c.class == ComponentClass::State);
         assert!(cached == 0 || !cannot_hit);
+        // A hit is something another request of the same salt really computed: its prompt and output but the last id.
+        let shares = |(other, theirs): (&RequestId, &Request)| {
+            let text = [&theirs.prompt[..], &rig.ids(*other)].concat();
+            let computed = text.len() - usize::from(text.len() > theirs.prompt.len());
+            let n = cached as usize;
+            other != id && theirs.cache_salt == request.cache_salt && n <= computed && text[..n] == request.prompt[..n]
+        };
+        assert!(cached == 0 || asked.iter().any(shares), "{id:?} hit {cached} tokens nobody computed");
         longest = longest.max(cached);
     }
     rig.engine.flush_cache().unwrap();
