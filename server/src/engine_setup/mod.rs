@@ -6,6 +6,7 @@ mod backend;
 mod bench_ops;
 mod conform;
 mod explain;
+mod ids_only;
 mod logits;
 mod prepare;
 mod text;
