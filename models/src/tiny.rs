@@ -1,7 +1,8 @@
 //! Tiny random models for tests: the same values as a Hugging Face folder, as shards, and as GGUF.
 //!
-//! Values come from a seed and the tensor's name, so every machine writes the same bytes; committed golden logits depend on it.
-//! They are larger than [`crate::dummy`]'s, so that attention is far from uniform and a wrong position shows.
+//! Values come from a seed and the tensor's name, so every machine writes the same bytes; committed golden logits
+//! depend on it. They are larger than [`crate::dummy`]'s, so that attention is far from uniform and a wrong position
+//! shows.
 #![forbid(unsafe_code)]
 
 mod gguf_writer;

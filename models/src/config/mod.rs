@@ -100,6 +100,7 @@ pub struct ModelConfig {
 /// of a config small.
 const SIZE_MAX: u64 = 1 << 30;
 const LAYERS_MAX: u64 = 1024;
+const HEAD_DIM_MAX: u64 = 1 << 16;
 
 impl ModelConfig {
     /// Relations between fields, whatever the source; `name` translates a field to the source's name for it.
@@ -126,6 +127,9 @@ impl ModelConfig {
         }
         if self.n_layers > LAYERS_MAX {
             return Err(invalid("num_hidden_layers", self.n_layers, "more than 1024 layers"));
+        }
+        if self.head_dim > HEAD_DIM_MAX {
+            return Err(invalid("head_dim", self.head_dim, "heads wider than 65536"));
         }
         if self.n_heads * self.head_dim > SIZE_MAX {
             return Err(invalid("head_dim", self.head_dim, "heads times head size is over 2^30"));

@@ -1,12 +1,13 @@
 //! The Llama family as a list of ops: Llama, Mistral, Qwen2 (biases on q, k, v), Qwen3 (normalised heads).
 //!
 //! Decisions:
-//! * The residual addition is fused with the normalisation that follows (`add_rmsnorm`); `core` expands it where refused.
-//! * A value has the inner shape its producer wants to be read with (`[heads, head_dim]` for q, k, v and the attention's
-//!   output); `gemm` takes the product of the inner dimensions as its row. So no op is spent on reshaping.
+//! * The residual addition is fused with the normalisation that follows (`add_rmsnorm`); `core` expands it where
+//!   refused.
+//! * A value has the inner shape its producer wants to be read with (`[heads, head_dim]` for q, k, v and the
+//!   attention's output); `gemm` takes the product of the inner dimensions as its row. So no op is spent on reshaping.
 //! * Rows whose logits nobody wants are dropped inside the last layer, between attention and MLP (`row_gather`): the
-//!   last MLP, the final norm and the head run on wanted rows only. Dropping them just before the head would cost a whole
-//!   MLP per token of every prompt.
+//!   last MLP, the final norm and the head run on wanted rows only. Dropping them just before the head would cost a
+//!   whole MLP per token of every prompt.
 //! * Projections of one input stay separate ops; fusing them would need a copy of the weights.
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,7 @@
 //! Opening a model: from a path to config, graph and weights that are known to fit together.
 //!
-//! [`Model::open`] reads headers and configs only; weights are touched when a backend asks for them. Whatever is missing, surplus
-//! or misshapen is found here, by name, before a backend allocates anything.
+//! [`Model::open`] reads headers and configs only; weights are touched when a backend asks for them. Whatever is
+//! missing, surplus or misshapen is found here, by name, before a backend allocates anything.
 #![forbid(unsafe_code)]
 
 mod error;

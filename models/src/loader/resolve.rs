@@ -135,8 +135,8 @@ fn surplus_head(embedding: &Tensor, head: &Tensor, checkpoint: &Checkpoint) -> N
         format!("`{HF_HEAD}` repeats the embedding table (tie_word_embeddings is true), ignored")
     } else {
         format!(
-            "`{HF_HEAD}` DIFFERS from the embedding table although tie_word_embeddings is true; the config wins, the head \
-             is ignored (set tie_word_embeddings to false to use it)"
+            "`{HF_HEAD}` DIFFERS from the embedding table although tie_word_embeddings is true; the config wins, the \
+             head is ignored (set tie_word_embeddings to false to use it)"
         )
     };
     Notice { is_warning: !equal, text }

@@ -306,6 +306,7 @@ fn absurd_sizes_do_not_overflow() {
     for field in ["vocab_size", "hidden_size", "intermediate_size"] {
         tiny = tiny.with(field, json!(1 << 30));
     }
+    let tiny = tiny.with("head_dim", json!(16)).with("num_hidden_layers", json!(8));
     let folder = Folder::new();
     let config = folder.write("config.json", Value::Object(tiny.config).to_string());
     let path = format!("dummy:{}", config.display());
