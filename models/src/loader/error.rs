@@ -93,4 +93,4 @@ pub enum TensorMismatch {
     },
 }
 
-const SUPPORTED: &str = "f32, f16, bf16, fp8_e4m3, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k";
+const SUPPORTED: &str = "f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k";

@@ -24,7 +24,11 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
 };
-use tokenspeed_backend_api::{dtype::DType, graph::Graph, quant::can_quantize};
+use tokenspeed_backend_api::{
+    dtype::DType,
+    graph::Graph,
+    quant::{can_dequantize, can_quantize},
+};
 
 /// How to open a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,6 +131,11 @@ impl Model {
     }
 }
 
+/// Whether a matrix may be stored so. FP8 has a meaning in f32, but checkpoints keep it with scales, and no op takes those.
+fn is_weight_format(dtype: DType) -> bool {
+    can_dequantize(dtype) && dtype != DType::F8E4M3
+}
+
 fn check_options(options: &LoadOptions) -> Result<(), ModelError> {
     let kv = [DType::F32, DType::F16, DType::BF16, DType::F8E4M3];
     if !kv.contains(&options.kv_dtype) {
@@ -134,8 +143,8 @@ fn check_options(options: &LoadOptions) -> Result<(), ModelError> {
         return Err(ModelError::Option { option: "--kv-cache-dtype", value: options.kv_dtype, supported });
     }
     match options.dequantize {
-        Some(dtype) if !can_quantize(dtype) => {
-            let supported = "f32, f16, bf16, fp8_e4m3, q8_0, q4_0, q4_1";
+        Some(dtype) if !(can_quantize(dtype) && is_weight_format(dtype)) => {
+            let supported = "f32, f16, bf16, q8_0, q4_0, q4_1";
             Err(ModelError::Option { option: "--dtype", value: dtype, supported })
         }
         _ => Ok(()),

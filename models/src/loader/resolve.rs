@@ -3,6 +3,7 @@
 use super::{
     Notice,
     error::{ModelError, TensorMismatch},
+    is_weight_format,
 };
 use crate::{
     config::ModelConfig,
@@ -10,7 +11,7 @@ use crate::{
     weights::{Checkpoint, Format, Tensor, quoted},
 };
 use std::collections::HashSet;
-use tokenspeed_backend_api::{dtype::DType, quant::can_dequantize};
+use tokenspeed_backend_api::dtype::DType;
 
 /// The head's tensor where it is surplus or absent: the one place where checkpoints and configs are known to disagree.
 const HF_HEAD: &str = "lm_head.weight";
@@ -42,7 +43,7 @@ pub(super) fn resolve<'a>(
             return Err(mismatch(TensorMismatch::Shape { actual, expected }));
         }
         match tensor.format {
-            Format::Known(dtype) if can_dequantize(dtype) => found.push((tensor, dtype)),
+            Format::Known(dtype) if is_weight_format(dtype) => found.push((tensor, dtype)),
             other => return Err(mismatch(TensorMismatch::Format(other.name()))),
         }
     }

@@ -3,7 +3,7 @@
 use super::{
     LoadOptions, Notice,
     error::{ModelError, TensorMismatch},
-    resolve,
+    is_weight_format, resolve,
 };
 use crate::{
     config::ModelConfig,
@@ -15,7 +15,7 @@ use std::{borrow::Cow, collections::HashMap};
 use tokenspeed_backend_api::{
     dtype::DType,
     graph::{WeightBytes, WeightSource, WeightSpec},
-    quant::{can_dequantize, dequantize_row, quantize_row},
+    quant::{dequantize_row, quantize_row},
 };
 
 /// The weights of an opened model.
@@ -80,7 +80,7 @@ impl Weights {
         for (plan, stored) in plan.into_iter().zip(found) {
             let stored_dtype = stored.as_ref().map_or(random_dtype, |(_, dtype)| *dtype);
             let dtype = if plan.dims.len() == 1 { DType::F32 } else { options.dequantize.unwrap_or(stored_dtype) };
-            assert!(can_dequantize(dtype), "resolve lets only computable formats pass");
+            assert!(is_weight_format(dtype), "resolve lets only computable formats pass");
             let row = plan.dims.last().copied().unwrap_or(1);
             if dtype.bytes(row).is_none() {
                 let (file, tensor) = match (&checkpoint, &stored) {

@@ -247,6 +247,8 @@ fn options_are_checked() {
     assert!(open(bad).expect_err("refused").starts_with("--kv-cache-dtype q8_0 is not supported"));
     let bad = LoadOptions { dequantize: Some(DType::Q6K), ..LoadOptions::default() };
     assert!(open(bad).expect_err("refused").starts_with("--dtype q6_k is not supported"));
+    let bad = LoadOptions { dequantize: Some(DType::F8E4M3), ..LoadOptions::default() };
+    assert!(open(bad).expect_err("refused").starts_with("--dtype fp8_e4m3 is not supported"));
     let bad = LoadOptions { dequantize: Some(DType::Q8_0), ..LoadOptions::default() };
     assert!(open(bad).expect_err("refused").contains("has rows of 72 values, which cannot be converted to q8_0"));
     let half = LoadOptions { kv_dtype: DType::F16, dequantize: Some(DType::BF16), ..LoadOptions::default() };
