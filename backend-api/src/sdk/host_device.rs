@@ -315,12 +315,12 @@ impl<T: HostDevice> HostBacked<T> {
         queue: &mut T::Scratch,
         run: &RunView<'_, Self>,
     ) -> Result<(), Fault> {
-        if let Some(bindings) = &run.bindings {
-            if !same(bindings.raw(), &program.bindings) {
-                let again = |r: &OpRecord| self.prepare_op(&OpView::from_record(r)?, bindings);
-                program.prepared = program.ops.iter().map(again).collect::<Result<_, _>>()?;
-                program.bindings = bindings.raw().to_vec();
-            }
+        if let Some(bindings) = &run.bindings
+            && !same(bindings.raw(), &program.bindings)
+        {
+            let again = |r: &OpRecord| self.prepare_op(&OpView::from_record(r)?, bindings);
+            program.prepared = program.ops.iter().map(again).collect::<Result<_, _>>()?;
+            program.bindings = bindings.raw().to_vec();
         }
         // SAFETY: the host keeps the arenas of a program's bindings alive as long as the program or new bindings.
         let bindings = unsafe { Bindings::<Self>::from_abi(program.bindings.as_ptr(), program.bindings.len() as u32) }?;

@@ -166,7 +166,8 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused() {
-        let cases: [(&str, fn(&mut ts_tensor)); 7] = [
+        type Change = fn(&mut ts_tensor);
+        let cases: [(&str, Change); 7] = [
             ("format", |t| t.dtype = 999),
             ("rank 0", |t| t.rank = 0),
             ("rank 5", |t| t.rank = 5),
