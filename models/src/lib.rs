@@ -1,2 +1,4 @@
 //! Model graphs, weight readers, tokenizers and chat formats.
 #![deny(missing_docs)]
+
+pub mod text;
