@@ -1,11 +1,13 @@
 //! `cargo xtask …`: everything a contributor or CI runs, in one small program.
 //!
-//! Plain argument matching and std only, so that it builds in seconds from a clean checkout. Rejected: shell scripts
+//! Plain argument matching and few dependencies, so that it builds in seconds from a clean checkout. Rejected: shell scripts
 //! (no unit tests, one more language) and clap (five subcommands with one flag each do not need it).
 #![forbid(unsafe_code)]
 
 mod command;
 mod demo;
+mod header;
+mod ops_document;
 mod python;
 mod rust_text;
 mod test;
@@ -20,6 +22,7 @@ const USAGE: &str = "usage: cargo xtask <task>
   tidy              formatting, clippy, layering, forbidden words, dead files, unsafe code, header drift
   test [--long]     install what tests need, build, run every test
   demo              build, fetch a small model, serve it, ask it one question
+  header [--check]  write (or compare) what is generated: the C header and docs/ops.md
   vectors [--write] run the numpy scripts; show that they reproduce (or rewrite) the committed vectors";
 
 fn main() -> ExitCode {
@@ -30,6 +33,8 @@ fn main() -> ExitCode {
         ["test"] => test::run(false),
         ["test", "--long"] => test::run(true),
         ["demo"] => demo::run(),
+        ["header"] => header::run(false).and_then(|()| ops_document::run(false)),
+        ["header", "--check"] => header::run(true).and_then(|()| ops_document::run(true)),
         ["vectors"] => vectors::run(false),
         ["vectors", "--write"] => vectors::run(true),
         [] | ["help" | "--help" | "-h"] => {

@@ -48,6 +48,9 @@ pub trait HostDevice: Send + Sync + Sized + 'static {
     /// Makes an op ready. Called at load, and again if the bindings ever change.
     fn prepare(&self, op: &BoundOp<'_>) -> Result<Self::Prepared, Fault>;
 
+    /// Looks at all ops of a program together, once they are prepared, e.g. to decide where threads must meet.
+    fn link(&self, _ops: &mut [Self::Prepared]) {}
+
     /// Runs ops in order, all of them before it returns. No allocation. Blame an op with [`Fault::at`].
     ///
     /// `step` is within the capacities that the ops' first dimensions state.
@@ -279,7 +282,8 @@ impl<T: HostDevice> DeviceImpl for HostBacked<T> {
     ) -> Result<HostProgram<T>, Fault> {
         Self::step_memory(bindings)?;
         ops.iter().try_for_each(|op| fits(op, &bucket))?;
-        let prepared = ops.iter().map(|op| self.prepare_op(op, bindings)).collect::<Result<_, _>>()?;
+        let mut prepared = ops.iter().map(|op| self.prepare_op(op, bindings)).collect::<Result<Vec<_>, _>>()?;
+        self.0.link(&mut prepared);
         let ops = ops.iter().map(OpView::to_record).collect();
         Ok(HostProgram { ops, prepared, bindings: bindings.raw().to_vec(), bucket })
     }

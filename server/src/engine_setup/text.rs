@@ -60,7 +60,7 @@ pub(super) fn of_model(model: &Model, options: &EngineOptions) -> Result<Arc<dyn
 fn tokenizer_of(model: &Model) -> Result<Option<Tokenizer>, CliError> {
     let fail = |e: String| CliError::new(e, model.name.clone(), "the tokenizer was not loaded");
     match &model.text {
-        TextSource::Folder(folder) if !folder.join("tokenizer.json").exists() && model.weights.is_random() => Ok(None),
+        TextSource::Folder(folder) if !folder.join("tokenizer.json").exists() && model.weights.checkpoint().is_none() => Ok(None),
         TextSource::Folder(folder) => Tokenizer::from_folder(folder).map(Some).map_err(|e| fail(e.to_string())),
         TextSource::Gguf(metadata) => {
             let keys = gguf_keys(metadata).map_err(|e| fail(e.to_string()))?;

@@ -15,7 +15,7 @@ mod vendor_names;
 mod vocabulary;
 
 use crate::{
-    command, tree,
+    command, header, ops_document, tree,
     tree::{File, Violation},
     workspace,
 };
@@ -49,8 +49,10 @@ pub fn run() -> Result<(), String> {
     for (name, check) in CHECKS {
         report(name, check(&files));
     }
+    let generated = [header::run(true), ops_document::run(true)].into_iter().filter_map(Result::err);
+    report("generated files", generated.map(|e| Violation::new("workspace", 0, e)).collect());
     for (name, arguments) in [
-        ("formatting", &["fmt", "--all", "--check"][..]),
+        ("formatting", &["fmt", "--all", "--", "--check", "-l"][..]),
         ("clippy", &["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"][..]),
     ] {
         let failed = command::run(command::cargo().args(arguments)).err();
