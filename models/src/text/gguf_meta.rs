@@ -56,6 +56,20 @@ const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
 const BYTE: i32 = 6;
 
+/// Strings that begin or end sequences and turns in published models.
+const TURN_ENDS: &[&str] = &[
+    "<s>",
+    "</s>",
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|end|>",
+    "<|end_of_text|>",
+    "<start_of_turn>",
+    "<end_of_turn>",
+];
+
 fn bad(key: &str, cause: impl ToString) -> TokenizerError {
     TokenizerError::malformed(format!("tokenizer.ggml.{key}"), cause)
 }
@@ -66,8 +80,13 @@ fn byte_piece(token: &str) -> Option<u8> {
 }
 
 impl GgufTokenizerMeta {
+    /// The type of a token. What begins or ends a sequence is a control token even where the file calls it visible:
+    /// otherwise user text could end a turn.
     fn kind(&self, id: usize) -> i32 {
-        self.token_types.as_ref().map_or(NORMAL, |types| types[id])
+        let written = self.token_types.as_ref().map_or(NORMAL, |types| types[id]);
+        let is_end = written == USER_DEFINED
+            && ([self.bos, self.eos].contains(&Some(id as u32)) || TURN_ENDS.contains(&self.tokens[id].as_str()));
+        if is_end { CONTROL } else { written }
     }
 
     fn validate(&self) -> Result<(), TokenizerError> {
@@ -75,10 +94,8 @@ impl GgufTokenizerMeta {
         if count == 0 || u32::try_from(count).is_err() {
             return Err(bad("tokens", format!("{count} entries; expected at least one and fewer than 2^32")));
         }
-        let lengths = [
-            ("scores", self.scores.as_ref().map(Vec::len)),
-            ("token_type", self.token_types.as_ref().map(Vec::len)),
-        ];
+        let lengths =
+            [("scores", self.scores.as_ref().map(Vec::len)), ("token_type", self.token_types.as_ref().map(Vec::len))];
         for (key, length) in lengths {
             if let Some(length) = length.filter(|&length| length != count) {
                 return Err(bad(key, format!("{length} entries for {count} tokens")));
@@ -182,7 +199,10 @@ fn byte_level(meta: &GgufTokenizerMeta) -> Result<Built, TokenizerError> {
         ids.entry(token.clone()).or_insert(id as u32);
     }
     let model = BPE::builder()
-        .vocab_and_merges(ids.into_iter().collect::<Vec<_>>().into_iter().collect::<tokenizers::models::bpe::Vocab>(), merges)
+        .vocab_and_merges(
+            ids.into_iter().collect::<Vec<_>>().into_iter().collect::<tokenizers::models::bpe::Vocab>(),
+            merges,
+        )
         .ignore_merges(recipe.ignore_merges)
         .build()
         .map_err(|error| bad("merges", error))?;
@@ -195,8 +215,8 @@ fn byte_level(meta: &GgufTokenizerMeta) -> Result<Built, TokenizerError> {
     let tokens: Vec<AddedToken> = meta.controls().map(added(true)).chain(meta.visible().map(added(false))).collect();
     library.add_tokens(tokens).map_err(|error| bad("tokens", error))?;
     library.set_encode_special_tokens(true);
-    let vocabulary = meta
-        .vocabulary(|_, token| byte_map::bytes_of_token(token).unwrap_or_else(|| token.to_owned().into_bytes()));
+    let vocabulary =
+        meta.vocabulary(|_, token| byte_map::bytes_of_token(token).unwrap_or_else(|| token.to_owned().into_bytes()));
     let encoder = Encoder::Library { first: Box::new(library), later: None };
     Ok((encoder, vocabulary, SpacePrefix::Never, recipe.add_bos))
 }
@@ -208,7 +228,10 @@ fn spm(meta: &GgufTokenizerMeta, named: NamedIds) -> Result<Built, TokenizerErro
     }
     for id in [named.bos, named.eos, named.unk].into_iter().flatten() {
         if id as usize >= meta.tokens.len() {
-            return Err(bad("tokens", format!("the usual special id {id} is missing from {} tokens", meta.tokens.len())));
+            return Err(bad(
+                "tokens",
+                format!("the usual special id {id} is missing from {} tokens", meta.tokens.len()),
+            ));
         }
     }
     let mut bytes = [None; 256];

@@ -7,10 +7,47 @@ use minijinja::{
 
 /// Every method name that can be called on a value, for the check at load.
 pub const KNOWN: &[&str] = &[
-    "capitalize", "casefold", "center", "count", "endswith", "find", "format", "get", "index",
-    "isalnum", "isalpha", "isascii", "isdigit", "islower", "isnumeric", "isspace", "isupper", "items", "join", "keys",
-    "ljust", "lower", "lstrip", "partition", "removeprefix", "removesuffix", "replace", "rfind", "rindex", "rjust",
-    "rpartition", "rsplit", "rstrip", "split", "splitlines", "startswith", "strip", "swapcase", "title", "upper", "values",
+    "capitalize",
+    "casefold",
+    "center",
+    "count",
+    "endswith",
+    "find",
+    "format",
+    "get",
+    "index",
+    "isalnum",
+    "isalpha",
+    "isascii",
+    "isdigit",
+    "islower",
+    "isnumeric",
+    "isspace",
+    "isupper",
+    "items",
+    "join",
+    "keys",
+    "ljust",
+    "lower",
+    "lstrip",
+    "partition",
+    "removeprefix",
+    "removesuffix",
+    "replace",
+    "rfind",
+    "rindex",
+    "rjust",
+    "rpartition",
+    "rsplit",
+    "rstrip",
+    "split",
+    "splitlines",
+    "startswith",
+    "strip",
+    "swapcase",
+    "title",
+    "upper",
+    "values",
     "zfill",
 ];
 
@@ -108,7 +145,8 @@ fn string_method(text: &str, method: &str, args: &[Value]) -> Result<Option<Valu
         }
         "swapcase" => {
             let () = from_args(args)?;
-            let swap = |c: char| if c.is_uppercase() { c.to_lowercase().to_string() } else { c.to_uppercase().to_string() };
+            let swap =
+                |c: char| if c.is_uppercase() { c.to_lowercase().to_string() } else { c.to_uppercase().to_string() };
             Value::from(text.chars().map(swap).collect::<String>())
         }
         _ => return Ok(None),
@@ -148,7 +186,12 @@ fn empty_separator() -> Error {
     Error::new(ErrorKind::InvalidOperation, "empty separator")
 }
 
-fn split<'a>(text: &'a str, separator: Option<&str>, limit: Option<usize>, from_right: bool) -> Result<Vec<&'a str>, Error> {
+fn split<'a>(
+    text: &'a str,
+    separator: Option<&str>,
+    limit: Option<usize>,
+    from_right: bool,
+) -> Result<Vec<&'a str>, Error> {
     let count = limit.map_or(usize::MAX, |limit| limit.saturating_add(1));
     match separator {
         Some("") => Err(empty_separator()),
@@ -184,7 +227,9 @@ fn split<'a>(text: &'a str, separator: Option<&str>, limit: Option<usize>, from_
 }
 
 fn split_lines(text: &str, keep: bool) -> Vec<&str> {
-    let ends = |c: char| matches!(c, '\n' | '\r' | '\u{B}' | '\u{C}' | '\u{1C}'..='\u{1E}' | '\u{85}' | '\u{2028}' | '\u{2029}');
+    let ends = |c: char| {
+        matches!(c, '\n' | '\r' | '\u{B}' | '\u{C}' | '\u{1C}'..='\u{1E}' | '\u{85}' | '\u{2028}' | '\u{2029}')
+    };
     let mut lines = Vec::new();
     let mut rest = text;
     while let Some(at) = rest.find(ends) {

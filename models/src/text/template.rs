@@ -13,7 +13,6 @@ use super::{
     py_methods,
     py_text::{self, JsonStyle},
     py_value::{self, from_json},
-    special::SpecialTokens,
     strftime::strftime,
     template_audit,
     tokenizer::{NamedTemplate, Tokenizer},
@@ -178,10 +177,10 @@ impl ChatTemplates {
         let marks = match chat.content_controls {
             ContentControls::Parse => Marks::default(),
             ContentControls::AsText => {
-                check_roles(&messages, tokenizer.controls())?;
                 let given = variables.values().chain(&messages).flat_map(strings);
                 let marks = Marks::new(tokenizer.controls(), given).ok_or(TemplateError::PrivateUse)?;
                 let protector = Protector { controls: tokenizer.controls(), marks: &marks };
+                check_roles(&messages, &protector)?;
                 messages.iter_mut().for_each(|message| protector.message(message));
                 variables.values_mut().for_each(|value| protector.value(value, &[]));
                 marks
@@ -207,12 +206,11 @@ impl ChatTemplates {
 /// Roles of the OpenAI API.
 const ROLES: &[&str] = &["system", "developer", "user", "assistant", "tool", "function"];
 
-/// Templates write roles between their own control markup, so a role must not complete one of an unintended kind.
-fn check_roles(messages: &[serde_json::Value], controls: &SpecialTokens) -> Result<(), TemplateError> {
+/// Templates write roles between their own control markup, so a role must not complete a token of its own choice.
+fn check_roles(messages: &[serde_json::Value], protector: &Protector<'_>) -> Result<(), TemplateError> {
     for (index, message) in messages.iter().enumerate() {
         let role = message["role"].as_str().unwrap_or_default();
-        let forges = || controls.iter().any(|token| token.content.contains(role) || role.contains(&token.content));
-        if role.is_empty() || (!ROLES.contains(&role) && forges()) {
+        if !ROLES.contains(&role) && (role.is_empty() || protector.text(role, true, &[]) != role) {
             let cause = format!("has role {role:?}; expected one of {}", ROLES.join(", "));
             return Err(TemplateError::Message { index, cause });
         }

@@ -81,8 +81,10 @@ fn tag(body: &str, close: &str) -> (Vec<Token>, usize) {
     (tokens, body.len())
 }
 
-const KEYWORDS: &[&str] =
-    &["if", "elif", "else", "not", "in", "and", "or", "is", "for", "set", "call", "with", "import", "from", "include", "do"];
+const KEYWORDS: &[&str] = &[
+    "if", "elif", "else", "not", "in", "and", "or", "is", "for", "set", "call", "with", "import", "from", "include",
+    "do",
+];
 
 /// Every name that does not exist, as "filter x", "test x", "method x", "function x", "operator x".
 pub fn unknown_names(env: &Environment<'_>, source: &str) -> Vec<String> {
@@ -142,7 +144,8 @@ pub fn unknown_names(env: &Environment<'_>, source: &str) -> Vec<String> {
                 Some(Token::Sign('.')) => {}
                 _ if is_call && at > 0 && tag[at - 1] == Token::Name("macro".into()) => {}
                 _ if is_call => {
-                    let is_own = KEYWORDS.contains(&name.as_str()) || ["caller", "loop", "super"].contains(&name.as_str());
+                    let is_own =
+                        KEYWORDS.contains(&name.as_str()) || ["caller", "loop", "super"].contains(&name.as_str());
                     let exists = env.globals().any(|(global, _)| global == name);
                     if !is_own && !exists && !is_variable(name) {
                         report("function", name);

@@ -205,7 +205,8 @@ impl Tokenizer {
                             starts_segment = self.space_prefix == SpacePrefix::EachSegment;
                         }
                         Segment::Text(text) => {
-                            let space = if starts_segment && self.space_prefix != SpacePrefix::Never { "▁" } else { "" };
+                            let space =
+                                if starts_segment && self.space_prefix != SpacePrefix::Never { "▁" } else { "" };
                             model.encode(&format!("{space}{}", text.replace(' ', "▁")), ids);
                             starts_segment = false;
                         }
