@@ -16,6 +16,7 @@ mod pre_tokenizer;
 mod protect;
 mod py_methods;
 mod py_text;
+mod py_value;
 mod reasoning;
 mod special;
 mod spm;

@@ -12,6 +12,7 @@ use super::{
     protect::{Marks, Protector, Rendered, strings},
     py_methods,
     py_text::{self, JsonStyle},
+    py_value::{self, from_json},
     special::SpecialTokens,
     strftime::strftime,
     template_audit,
@@ -129,10 +130,10 @@ impl ChatTemplate {
         now_unix_s: i64,
         marks: std::ops::Range<u32>,
     ) -> Result<String, TemplateError> {
-        let variables = variables.iter().map(|(key, value)| (key.clone(), to_value(value)));
+        let variables = variables.iter().map(|(key, value)| (key.clone(), from_json(value)));
         let hidden = [(NOW, now_unix_s), (MARKS_START, marks.start.into()), (MARKS_END, marks.end.into())];
         let hidden = hidden.map(|(key, value)| (key.to_owned(), Value::from(value)));
-        let context: Value = variables.chain(hidden).collect();
+        let context = py_value::dict(variables.chain(hidden));
         let template = self.env.get_template(NAME).map_err(|error| TemplateError::Syntax(describe(&error)))?;
         template.render(context).map_err(|error| match error.detail().and_then(|d| d.strip_prefix(RAISED)) {
             Some(message) => TemplateError::Raised(message.to_owned()),
@@ -227,30 +228,19 @@ fn describe(error: &Error) -> String {
     format!("{}{detail}{line}", error.kind())
 }
 
-/// JSON to template value; numbers keep their kind.
-fn to_value(json: &serde_json::Value) -> Value {
-    match json {
-        serde_json::Value::Null => Value::from(()),
-        serde_json::Value::Bool(flag) => Value::from(*flag),
-        serde_json::Value::Number(number) => match (number.as_i64(), number.as_u64()) {
-            (Some(integer), _) => Value::from(integer),
-            (None, Some(integer)) => Value::from(integer),
-            (None, None) => Value::from(number.as_f64().unwrap_or(f64::NAN)),
-        },
-        serde_json::Value::String(text) => Value::from(text.as_str()),
-        serde_json::Value::Array(list) => Value::from(list.iter().map(to_value).collect::<Vec<_>>()),
-        serde_json::Value::Object(map) => map.iter().map(|(key, value)| (key.clone(), to_value(value))).collect(),
-    }
-}
-
 fn add_functions(env: &mut Environment<'static>) {
     env.add_filter("tojson", tojson);
     env.add_filter("fromjson", |text: &str| match serde_json::from_str(text) {
-        Ok(json) => Ok(to_value(&json)),
+        Ok(json) => Ok(from_json(&json)),
         Err(error) => Err(Error::new(ErrorKind::InvalidOperation, format!("fromjson: {error}"))),
     });
     env.add_filter("string", |value: &Value| py_text::to_str(value));
     env.add_filter("join", join);
+    env.add_filter("int", int);
+    env.add_filter("float", |value: &Value, default: Option<Value>| match number(value) {
+        Some(number) => Value::from(number),
+        None => default.unwrap_or(Value::from(0.0)),
+    });
     env.add_test("sequence", |value: &Value| {
         use minijinja::value::ValueKind::*;
         matches!(value.kind(), String | Seq | Map | Undefined)
@@ -294,6 +284,20 @@ fn tojson(state: &State, value: &Value, ascii: Option<bool>, kwargs: Kwargs) -> 
     };
     kwargs.assert_all_used()?;
     py_text::to_json(value, &style)
+}
+
+fn number(value: &Value) -> Option<f64> {
+    value.as_str().map_or_else(|| f64::try_from(value.clone()).ok(), |text| text.trim().parse().ok())
+}
+
+/// What is no number is the default, 0.
+fn int(value: &Value, default: Option<Value>) -> Value {
+    let whole = value.as_str().and_then(|text| text.trim().parse::<i64>().ok());
+    let cut = || number(value).filter(|number| number.is_finite()).map(|number| number as i64);
+    match whole.or_else(|| i64::try_from(value.clone()).ok()).or_else(cut) {
+        Some(integer) => Value::from(integer),
+        None => default.unwrap_or(Value::from(0)),
+    }
 }
 
 fn join(value: &Value, separator: Option<&str>, kwargs: Kwargs) -> Result<String, Error> {

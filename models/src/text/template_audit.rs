@@ -84,7 +84,7 @@ fn tag(body: &str, close: &str) -> (Vec<Token>, usize) {
 const KEYWORDS: &[&str] =
     &["if", "elif", "else", "not", "in", "and", "or", "is", "for", "set", "call", "with", "import", "from", "include", "do"];
 
-/// Every name that does not exist, as "filter x", "test x", "method x", "function x".
+/// Every name that does not exist, as "filter x", "test x", "method x", "function x", "operator x".
 pub fn unknown_names(env: &Environment<'_>, source: &str) -> Vec<String> {
     let tags = tags(source);
     let mut unknown = Vec::new();
@@ -107,10 +107,16 @@ pub fn unknown_names(env: &Environment<'_>, source: &str) -> Vec<String> {
         })
     };
     for tag in &tags {
-        if matches!(tag.as_slice(), [Token::Name(word), Token::Name(name), ..] if word == "filter" && !has_filter(env, name)) {
-            report("filter", &name_at(tag, 1));
+        if let [Token::Name(word), Token::Name(name), ..] = tag.as_slice()
+            && word == "filter"
+            && !has_filter(env, name)
+        {
+            report("filter", name);
         }
         for (at, token) in tag.iter().enumerate() {
+            if *token == Token::Sign('%') && at > 0 && tag[at - 1] == Token::Sign('"') {
+                report("operator", "% on a string (use the format filter)");
+            }
             let Token::Name(name) = token else { continue };
             let before = at.checked_sub(1).map(|at| &tag[at]);
             let is_call = tag.get(at + 1) == Some(&Token::Sign('('));
@@ -149,13 +155,6 @@ pub fn unknown_names(env: &Environment<'_>, source: &str) -> Vec<String> {
     unknown
 }
 
-fn name_at(tag: &[Token], at: usize) -> String {
-    match tag.get(at) {
-        Some(Token::Name(name)) => name.clone(),
-        _ => String::new(),
-    }
-}
-
 fn probe(env: &Environment<'_>, expression: &str, missing: ErrorKind) -> bool {
     let outcome = env.compile_expression(expression).and_then(|expression| expression.eval(Value::UNDEFINED));
     !outcome.is_err_and(|error| error.kind() == missing)
@@ -167,4 +166,49 @@ fn has_filter(env: &Environment<'_>, name: &str) -> bool {
 
 fn has_test(env: &Environment<'_>, name: &str) -> bool {
     probe(env, &format!("'' is {name}"), ErrorKind::UnknownTest)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::text::{ChatTemplate, TemplateError};
+
+    fn unknown(source: &str) -> Vec<String> {
+        match ChatTemplate::new(source) {
+            Ok(_) => Vec::new(),
+            Err(TemplateError::Unsupported(names)) => names,
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    #[test]
+    fn chat_template_errors_unknown_names_are_found_at_load_in_any_branch() {
+        let branches = "{% if false %}{{ a|nope(1)|upper }}{% elif x is weird %}{% endif %}                        {% if x is not odder %}{{ x.shout().upper() }}{{ call_me(1) }}{% endif %}                        {% filter shiny %}a{% endfilter %}{{ '%s' % x }}";
+        assert_eq!(
+            unknown(branches),
+            [
+                "filter nope",
+                "test weird",
+                "test odder",
+                "method shout",
+                "function call_me",
+                "filter shiny",
+                "operator % on a string (use the format filter)"
+            ]
+        );
+    }
+
+    #[test]
+    fn names_in_strings_comments_and_raw_text_are_not_calls() {
+        let fine = "{# x|nope #}{{ 'x|nope' }}{% raw %}{{ x|nope }}{% endraw %}{{ {'a': {'b': 1}} }}\
+                    {% macro m(a) %}{{ caller() }}{% endmacro %}{{ m(1) }}{{ not (a) }}{% if (a) and (b) %}{% endif %}\
+                    {% for x in (a) %}{{ loop.cycle('a') }}{% endfor %}{% set f = m %}{{ f(1) }}{{ x is not none }}";
+        assert!(unknown(fine).is_empty(), "{:?}", unknown(fine));
+    }
+
+    #[test]
+    fn a_broken_template_is_a_syntax_error_with_its_line() {
+        let error = ChatTemplate::new("a\n{% if %}").unwrap_err();
+        assert!(matches!(&error, TemplateError::Syntax(text) if text.contains("line 2")), "{error}");
+        assert!(matches!(ChatTemplate::new("{% mystery %}"), Err(TemplateError::Syntax(_))));
+    }
 }
