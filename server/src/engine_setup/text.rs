@@ -8,8 +8,8 @@ use std::{
 use tokenspeed_models::{
     loader::{LoadOptions, Model, TextSource},
     text::{
-        Chat, ChatTemplates, Controls, Delta, GgufTokenizerMeta, OutputOptions as TextOptions, OutputStream as TextStream,
-        ReasoningFormat, SpecialText, TemplateError, Tokenizer,
+        Chat, ChatTemplates, Controls, Delta, GgufTokenizerMeta, OutputOptions as TextOptions,
+        OutputStream as TextStream, ReasoningFormat, SpecialText, TemplateError, Tokenizer,
     },
     weights::{WeightsError, gguf::Metadata},
 };
@@ -22,7 +22,8 @@ use crate::{
     },
     error::CliError,
     frontend::{
-        ChatInput, EncodedPrompt, FrontendError, OutputOptions, OutputStream, Parsers, Piece, TextFrontend, ToolCallDelta,
+        ChatInput, EncodedPrompt, FrontendError, OutputOptions, OutputStream, Parsers, Piece, TextFrontend,
+        ToolCallDelta,
     },
     generation::ids::random_u64,
 };
@@ -46,7 +47,11 @@ pub(super) fn of_model(model: &Model, options: &EngineOptions) -> Result<Arc<dyn
     let template = match &options.chat_template {
         None => None,
         Some(path) => Some(std::fs::read_to_string(path).map_err(|e| {
-            CliError::new(format!("cannot read the chat template: {e}"), path.display().to_string(), "check --chat-template")
+            CliError::new(
+                format!("cannot read the chat template: {e}"),
+                path.display().to_string(),
+                "check --chat-template",
+            )
         })?),
     };
     let choice = Choice { template, tools: options.tool_call_parser, reasoning: options.reasoning_parser };
@@ -60,7 +65,11 @@ pub(super) fn of_model(model: &Model, options: &EngineOptions) -> Result<Arc<dyn
 fn tokenizer_of(model: &Model) -> Result<Option<Tokenizer>, CliError> {
     let fail = |e: String| CliError::new(e, model.name.clone(), "the tokenizer was not loaded");
     match &model.text {
-        TextSource::Folder(folder) if !folder.join("tokenizer.json").exists() && model.weights.checkpoint().is_none() => Ok(None),
+        TextSource::Folder(folder)
+            if !folder.join("tokenizer.json").exists() && model.weights.checkpoint().is_none() =>
+        {
+            Ok(None)
+        }
         TextSource::Folder(folder) => Tokenizer::from_folder(folder).map(Some).map_err(|e| fail(e.to_string())),
         TextSource::Gguf(metadata) => {
             let keys = gguf_keys(metadata).map_err(|e| fail(e.to_string()))?;
@@ -179,7 +188,8 @@ impl TextFrontend for ModelText {
     fn encode_chat(&self, chat: &ChatInput) -> Result<EncodedPrompt, FrontendError> {
         let templates = self.templates.as_ref().map_err(template_error)?;
         if chat.continue_final_message {
-            let message = "continue_final_message is not supported; send the conversation up to the last user turn".into();
+            let message =
+                "continue_final_message is not supported; send the conversation up to the last user turn".into();
             return Err(FrontendError::Unsupported { param: "continue_final_message", message });
         }
         let tools = serde_json::Value::Array(chat.tools.clone());
@@ -289,12 +299,9 @@ fn append(deltas: Vec<Delta>, piece: &mut Piece) {
         match delta {
             Delta::Content(text) => piece.content.push_str(&text),
             Delta::Reasoning(text) => piece.reasoning.push_str(&text),
-            Delta::ToolCall { index, id, name } => piece.tool_calls.push(ToolCallDelta {
-                index,
-                id: Some(id),
-                name: Some(name),
-                arguments: String::new(),
-            }),
+            Delta::ToolCall { index, id, name } => {
+                piece.tool_calls.push(ToolCallDelta { index, id: Some(id), name: Some(name), arguments: String::new() })
+            }
             Delta::ToolArguments { index, fragment } => match piece.tool_calls.last_mut() {
                 Some(last) if last.index == index => last.arguments.push_str(&fragment),
                 _ => piece.tool_calls.push(ToolCallDelta { index, arguments: fragment, ..ToolCallDelta::default() }),
