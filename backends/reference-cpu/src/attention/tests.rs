@@ -1,3 +1,5 @@
+//! Attention against a naive f64 loop, and bit for bit against itself under any batching.
+
 use super::*;
 use crate::{blocks::tests::noise, kv_write::kv_write, level::testable, small_float};
 use tokenspeed_backend_api::{abi::ts_step_token, dtype::DType};
