@@ -26,9 +26,8 @@ fn fast_mode_conforms_on_every_tier_of_this_machine() {
         if backend.open(0, &[("isa", isa)]).is_err() {
             continue;
         }
-        for threads in ["1", "2", "3"] {
+        for threads in ["1", "2"] {
             let report = run(&[("mode", "fast"), ("isa", isa), ("threads", threads)]);
-            println!("{isa}\n{report}");
             assert!(report.passed(), "{isa}, {threads} threads:\n{report}");
         }
     }
