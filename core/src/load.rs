@@ -7,9 +7,7 @@
 use std::{borrow::Cow, sync::Arc};
 
 use tokenspeed_backend_api::{
-    abi::{
-        TS_BIND_ACTIVATIONS, TS_BIND_CACHE, TS_BIND_OUTPUT, TS_BIND_STEP, TS_BIND_TABLES, TS_BIND_WEIGHTS,
-    },
+    abi::{TS_BIND_ACTIVATIONS, TS_BIND_CACHE, TS_BIND_OUTPUT, TS_BIND_STEP, TS_BIND_TABLES, TS_BIND_WEIGHTS},
     backend::{Arena, ArenaKind, BackendError, Bindings, Bucket, Device},
     exec::{Executable, Via},
     graph::{Graph, WeightBytes, WeightSource},
@@ -44,17 +42,29 @@ pub type Progress<'a> = dyn FnMut(u64, u64) + 'a;
 /// Where each weight use ended up: binding slot and offset.
 type Places = Vec<(u32, u64)>;
 
-/// Load `lowered` on `device`. `step_bytes` is the largest parameter block.
+/// What to load, decided beforehand.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan<'a> {
+    /// The model.
+    pub graph: &'a Graph,
+    /// Its program.
+    pub lowered: &'a Lowered,
+    /// What it was lowered for.
+    pub capacity: Capacity,
+    /// The largest parameter block.
+    pub step_bytes: u64,
+    /// Programs or walker; `None` = programs where the backend has them.
+    pub via: Option<Via>,
+}
+
+/// Load `plan` on `device`.
 pub fn load(
     device: Device,
-    graph: &Graph,
-    lowered: &Lowered,
-    capacity: &Capacity,
-    step_bytes: u64,
+    plan: &Plan<'_>,
     source: Arc<dyn WeightSource>,
-    via: Option<Via>,
     progress: &mut Progress<'_>,
 ) -> Result<DeviceProgram, LoadError> {
+    let Plan { graph, lowered, capacity, step_bytes, via } = *plan;
     let mut bindings = Bindings::new();
     let alloc = |bindings: &mut Bindings, slot, kind, bytes: u64| -> Result<Arena, BackendError> {
         let arena = device.arena_alloc(kind, bytes.max(1))?;
@@ -70,8 +80,7 @@ pub fn load(
     device.write(&tables, 0, &vec![0; lowered.table_bytes as usize])?;
     let places = load_weights(&device, graph, lowered, &source, &mut bindings, progress)?;
     let ops = records(lowered, &places);
-    let bucket =
-        Bucket { max_tokens: capacity.tokens, max_rows: capacity.rows, max_logit_rows: capacity.logit_rows };
+    let bucket = Bucket { max_tokens: capacity.tokens, max_rows: capacity.rows, max_logit_rows: capacity.logit_rows };
     let executable = Executable::new(device, ops, bindings, bucket, via)?;
     Ok(DeviceProgram { executable, vocab: lowered.vocab as usize })
 }
@@ -101,7 +110,11 @@ fn load_weights(
     for (index, wanted) in lowered.weight_uses.iter().enumerate() {
         let dtype = graph.weights[wanted.weight].dtype;
         // Shared memory needs no more than the format's own alignment.
-        let needed = if device.host_mapped() { if dtype.block_len() == 1 { dtype.block_bytes() as u64 } else { 2 } } else { alignment };
+        let needed = if device.host_mapped() {
+            if dtype.block_len() == 1 { dtype.block_bytes() as u64 } else { 2 }
+        } else {
+            alignment
+        };
         places.push(match (wanted.pack, weight(wanted.weight)?) {
             (Some(pack), _) => {
                 let at = packed_bytes;

@@ -2,4 +2,9 @@
 #![deny(missing_docs)]
 
 pub mod config;
+pub mod dummy;
+pub mod graph;
+pub mod loader;
+pub mod text;
+pub mod tiny;
 pub mod weights;

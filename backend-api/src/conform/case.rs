@@ -107,8 +107,7 @@ fn check(case: &Case, entry: &Entry, placed: &Placed, after: &[u8]) -> Result<Di
     let mut untouched = placed.image.clone();
     let mut distance = Distance::default();
     for (i, operand) in case.operands.iter().enumerate() {
-        let mut tensor = operand.tensor;
-        tensor.dims[0] = step.count(tensor.vary, tensor.dims[0]);
+        let tensor = operand.tensor.cut(&step);
         let range = placed.tensors[i].offset as usize..(placed.tensors[i].offset + tensor.bytes()) as usize;
         if operand.role != Role::In {
             let name = entry.operands[i.min(entry.operands.len() - 1)].name;

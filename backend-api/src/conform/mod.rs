@@ -44,18 +44,21 @@ pub fn profile_ops(profile: u32) -> &'static [OpKind] {
 pub const PROFILES: [(u32, &str); 1] = [(TS_PROFILE_LLAMA, "llama")];
 
 /// What to run.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Options {
     /// Seed of the generated inputs.
     pub seed: u64,
     /// Repetitions for timing; 0 = do not time.
     pub timing_runs: u32,
+    /// Only ops whose name contains this.
+    pub only: Option<String>,
 }
 
 /// Run the suite. `profiles` and `tiers` are what the backend claims. Errors only if the device itself is lost.
-pub fn run(device: &Device, tiers: u32, profiles: u32, options: Options) -> Result<Report, BackendError> {
+pub fn run(device: &Device, tiers: u32, profiles: u32, options: &Options) -> Result<Report, BackendError> {
     let mut report = Report::new(tiers, profiles);
-    for entry in &CATALOGUE {
+    let chosen = |e: &&Entry| options.only.as_ref().is_none_or(|text| e.kind.name().contains(text.as_str()));
+    for entry in CATALOGUE.iter().filter(chosen) {
         let mut line = OpLine::new(entry.kind);
         for case in (entry.cases)(options.seed) {
             let outcome = run_case(device, entry, &case, options)?;
@@ -70,7 +73,7 @@ pub fn run(device: &Device, tiers: u32, profiles: u32, options: Options) -> Resu
     Ok(report)
 }
 
-fn run_case(device: &Device, entry: &Entry, case: &Case, options: Options) -> Result<Outcome, BackendError> {
+fn run_case(device: &Device, entry: &Entry, case: &Case, options: &Options) -> Result<Outcome, BackendError> {
     match case::run(device, entry, case, options.timing_runs) {
         // A lost device ends the suite; any other error is this case's.
         Err(error) if error.is_sticky() => Err(error),

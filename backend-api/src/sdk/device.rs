@@ -3,11 +3,9 @@
 //! Backends whose memory is the host's get all objects from [`super::host_device`] and implement far less.
 //! Collectives (T2), cache transfer (T4) and extensions have no trait yet; the table leaves those entries null.
 
-use super::{bind::Bindings, fault::Fault, op_view::OpView, services::HostServices, step_view::StepView};
-use crate::{
-    abi::*,
-    support::{Answer, Support},
-};
+use super::{bind::Bindings, fault::Fault, op_view::OpView, services::HostServices};
+use crate::step::StepView;
+use crate::{abi::*, support::Support};
 
 /// What a backend says about itself.
 #[derive(Clone, Copy, Debug)]
@@ -227,10 +225,10 @@ pub trait DeviceImpl: Send + Sync + Sized + 'static {
 /// `support` after the rules that hold for every backend.
 pub(crate) fn checked_support<D: DeviceImpl>(device: &D, op: &OpView<'_>) -> Result<Support, Fault> {
     let support = device.support(op);
-    if let (true, Some(pack)) = (support.answer != Answer::No, support.pack) {
-        if !D::PACKS || pack.layout == 0 || pack.operand as usize >= op.n_operands() {
-            return Err(Fault::internal(format!("{}: asks for impossible packing {pack:?}", op.kind())));
-        }
+    if let Some(pack) = support.pack.filter(|_| support.is_supported())
+        && (!D::PACKS || pack.layout == 0 || pack.operand as usize >= op.n_operands())
+    {
+        return Err(Fault::internal(format!("{}: asks for impossible packing {pack:?}", op.kind())));
     }
     Ok(support)
 }

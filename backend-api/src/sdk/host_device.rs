@@ -11,11 +11,10 @@ use super::{
     fault::Fault,
     host_memory::HostArena,
     op_view::OpView,
-    step_view::StepView,
     tensor::{Operand, Tensor, element_align},
     timeline::Timeline,
 };
-use crate::{abi::*, record::OpRecord, support::Support};
+use crate::{abi::*, record::OpRecord, step::StepView, support::Support};
 use core::mem::size_of;
 
 /// A device that reads and writes host memory. Called from one thread at a time, `support` and `status` from any.
@@ -47,6 +46,9 @@ pub trait HostDevice: Send + Sync + Sized + 'static {
 
     /// Makes an op ready. Called at load, and again if the bindings ever change.
     fn prepare(&self, op: &BoundOp<'_>) -> Result<Self::Prepared, Fault>;
+
+    /// Looks at all ops of a program together, once they are prepared, e.g. to decide where threads must meet.
+    fn link(&self, _ops: &mut [Self::Prepared]) {}
 
     /// Runs ops in order, all of them before it returns. No allocation. Blame an op with [`Fault::at`].
     ///
@@ -250,7 +252,7 @@ impl<T: HostDevice> DeviceImpl for HostBacked<T> {
     fn launch(&self, queue: &mut T::Scratch, op: &OpView<'_>, bindings: &Bindings<'_, Self>) -> Result<(), Fault> {
         let (block, bytes) = Self::step_memory(bindings)?;
         // SAFETY: a checked range of a live arena; ops do not write the parameter block.
-        let step = StepView::new(unsafe { core::slice::from_raw_parts(block, bytes) })?;
+        let step = StepView::new(unsafe { core::slice::from_raw_parts(block, bytes) }).map_err(Fault::invalid)?;
         let h = &step.header;
         fits(op, &Bucket { max_tokens: h.n_tokens, max_rows: h.n_rows, max_logit_rows: h.n_logit_rows })?;
         let prepared = self.prepare_op(op, bindings)?;
@@ -279,7 +281,8 @@ impl<T: HostDevice> DeviceImpl for HostBacked<T> {
     ) -> Result<HostProgram<T>, Fault> {
         Self::step_memory(bindings)?;
         ops.iter().try_for_each(|op| fits(op, &bucket))?;
-        let prepared = ops.iter().map(|op| self.prepare_op(op, bindings)).collect::<Result<_, _>>()?;
+        let mut prepared = ops.iter().map(|op| self.prepare_op(op, bindings)).collect::<Result<Vec<_>, _>>()?;
+        self.0.link(&mut prepared);
         let ops = ops.iter().map(OpView::to_record).collect();
         Ok(HostProgram { ops, prepared, bindings: bindings.raw().to_vec(), bucket })
     }
@@ -315,12 +318,12 @@ impl<T: HostDevice> HostBacked<T> {
         queue: &mut T::Scratch,
         run: &RunView<'_, Self>,
     ) -> Result<(), Fault> {
-        if let Some(bindings) = &run.bindings {
-            if !same(bindings.raw(), &program.bindings) {
-                let again = |r: &OpRecord| self.prepare_op(&OpView::from_record(r)?, bindings);
-                program.prepared = program.ops.iter().map(again).collect::<Result<_, _>>()?;
-                program.bindings = bindings.raw().to_vec();
-            }
+        if let Some(bindings) = &run.bindings
+            && !same(bindings.raw(), &program.bindings)
+        {
+            let again = |r: &OpRecord| self.prepare_op(&OpView::from_record(r)?, bindings);
+            program.prepared = program.ops.iter().map(again).collect::<Result<_, _>>()?;
+            program.bindings = bindings.raw().to_vec();
         }
         // SAFETY: the host keeps the arenas of a program's bindings alive as long as the program or new bindings.
         let bindings = unsafe { Bindings::<Self>::from_abi(program.bindings.as_ptr(), program.bindings.len() as u32) }?;
@@ -334,7 +337,7 @@ impl<T: HostDevice> HostBacked<T> {
             core::ptr::copy(run.step.as_ptr(), block, n);
             core::slice::from_raw_parts(block, n)
         };
-        let step = StepView::new(step)?;
+        let step = StepView::new(step).map_err(Fault::invalid)?;
         if !program.bucket.holds(&step) {
             return Err(Fault::invalid(format!("{step:?} does not fit {:?}", program.bucket)));
         }

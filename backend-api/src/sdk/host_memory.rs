@@ -10,8 +10,11 @@ pub struct HostArena {
     data: NonNull<u8>,
     bytes: usize,
     writable: bool,
-    release: Option<Box<dyn FnOnce(NonNull<u8>, usize) + Send + Sync>>,
+    release: Option<Release>,
 }
+
+/// Gives memory back: its address and length.
+type Release = Box<dyn FnOnce(NonNull<u8>, usize) + Send + Sync>;
 
 // SAFETY: plain memory. Access goes through raw copies and the ops of a program, which the host orders.
 unsafe impl Send for HostArena {}

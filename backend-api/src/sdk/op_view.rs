@@ -144,12 +144,7 @@ impl<'a> OpView<'a> {
 
     /// Which operands the op writes, by its schema.
     pub fn is_written(&self, operand: usize) -> bool {
-        match self.kind {
-            OpKind::TableUpdate => true,
-            OpKind::KvWrite => operand == 1,
-            OpKind::AddRmsNorm => operand + 2 >= self.raw.len(),
-            _ => operand + 1 == self.raw.len(),
-        }
+        crate::catalogue::role(self.kind, operand, self.raw.len()) != crate::catalogue::Role::In
     }
 }
 

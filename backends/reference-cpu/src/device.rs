@@ -1,16 +1,28 @@
 //! The CPU as a backend: options, support answers, and the loop that runs a program.
 
+use std::sync::{
+    Mutex, PoisonError,
+    atomic::{AtomicUsize, Ordering},
+};
+
 use tokenspeed_backend_api::{
     abi::TS_PROFILE_LLAMA,
     catalogue::OpDesc,
+    op::OpKind,
     sdk::{
-        BackendImpl, BoundOp, DeviceInfo, Fault, HostBacked, HostDevice, HostServices, Info, OpView, Options, StepView,
-        Support,
+        BackendImpl, BoundOp, DeviceInfo, Fault, HostBacked, HostDevice, HostServices, Info, OpView, Options, Pack,
+        StepView, Support,
     },
     tensor::Tensor,
 };
 
-use crate::{exact::ExactOp, level::Level, pool::Pool};
+use crate::{
+    exact::ExactOp,
+    fast::{self, FastOp, RopeTables},
+    gemm,
+    level::Level,
+    pool::Pool,
+};
 
 /// How numbers are computed; `ARCHITECTURE.md` defines the modes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +80,14 @@ impl BackendImpl for ReferenceCpu {
             }
         };
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        Ok(HostBacked(CpuDevice { mode, level, threads: if threads == 0 { cpus } else { threads } }))
+        let threads = if threads == 0 { cpus } else { threads };
+        Ok(HostBacked(CpuDevice {
+            mode,
+            level,
+            threads,
+            rope_tables: RopeTables::default(),
+            scratch_bytes: AtomicUsize::new(0),
+        }))
     }
 }
 
@@ -78,12 +97,25 @@ pub struct CpuDevice {
     mode: Mode,
     level: Level,
     threads: usize,
+    rope_tables: RopeTables,
+    /// Most scratch any op prepared so far needs, per worker.
+    scratch_bytes: AtomicUsize,
+}
+
+/// An op in the device's mode.
+#[derive(Debug)]
+pub enum CpuOp {
+    /// The reference.
+    Exact(ExactOp),
+    /// A kernel.
+    Fast(Box<FastOp>),
 }
 
 impl HostDevice for CpuDevice {
     /// Workers and their scratch memory.
     type Scratch = Pool;
-    type Prepared = ExactOp;
+    type Prepared = CpuOp;
+    const PACKS: bool = true;
 
     fn scratch(&self) -> Result<Pool, Fault> {
         Pool::new(self.threads).map_err(|e| Fault::internal(format!("cannot start {} threads: {e}", self.threads)))
@@ -101,22 +133,79 @@ impl HostDevice for CpuDevice {
         if op.version() != 1 {
             return Support::no(format!("version {} of {} is newer than this backend", op.version(), op.kind()));
         }
-        match self.mode {
-            Mode::Exact if op.kind().is_fused() => Support::no("exact mode computes basic ops only"),
-            _ => Support::yes("reference"),
+        if self.mode == Mode::Exact {
+            return match op.kind().is_fused() {
+                true => Support::no("exact mode computes basic ops only"),
+                false => Support::yes("reference"),
+            };
         }
+        if let Some(reason) = fast::refusal(op.kind(), &desc.operands) {
+            return Support::no(reason);
+        }
+        let weight = (op.kind() == OpKind::Gemm).then(|| desc.operands[1]);
+        let mut support = Support::yes(fast::kernel_name(self.level, op.kind(), weight.map(|w| w.dtype)));
+        support.pack = weight.map(|w| Pack {
+            operand: 1,
+            layout: fast::PACKED,
+            bytes: gemm::packed_bytes(w.dtype, w.dims[0] as usize, w.dims[1] as usize) as u64,
+        });
+        support
     }
 
-    fn prepare(&self, op: &BoundOp<'_>) -> Result<ExactOp, Fault> {
-        ExactOp::new(op)
+    fn prepare(&self, op: &BoundOp<'_>) -> Result<CpuOp, Fault> {
+        if self.mode == Mode::Exact {
+            return ExactOp::new(op).map(CpuOp::Exact);
+        }
+        let op = FastOp::new(self.level, &self.rope_tables, op)?;
+        self.scratch_bytes.fetch_max(op.scratch_bytes, Ordering::Relaxed);
+        Ok(CpuOp::Fast(Box::new(op)))
     }
 
-    fn run(&self, pool: &mut Pool, ops: &[ExactOp], step: &StepView<'_>) -> Result<(), Fault> {
+    fn link(&self, ops: &mut [CpuOp]) {
+        let fast = ops.iter_mut().filter_map(|op| match op {
+            CpuOp::Fast(op) => Some(&mut **op),
+            CpuOp::Exact(_) => None,
+        });
+        fast::link(fast);
+    }
+
+    fn run(&self, pool: &mut Pool, ops: &[CpuOp], step: &StepView<'_>) -> Result<(), Fault> {
+        pool.reserve_scratch(self.scratch_bytes.load(Ordering::Relaxed));
+        let failed: Mutex<Option<Fault>> = Mutex::new(None);
         pool.run(|worker| {
             let part = worker.part();
-            for op in ops {
-                op.run(step, part.index, part.count);
-                worker.barrier();
+            for (index, op) in ops.iter().enumerate() {
+                match op {
+                    CpuOp::Exact(op) => {
+                        op.run(step, part.index, part.count);
+                        worker.barrier();
+                    }
+                    // The program runs on after a bad op, so that every worker passes the same barriers.
+                    CpuOp::Fast(op) => {
+                        if let Err(fault) = op.run(self.level, worker, step) {
+                            failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(fault.at(index));
+                        }
+                    }
+                }
+            }
+        });
+        failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+    }
+
+    fn pack(&self, op: &OpView<'_>, operand: usize, source: &[u8], packed: &mut [u8]) -> Result<(), Fault> {
+        let t = op.operand(operand)?;
+        let (n, k) = (t.dims[0], t.dims[1]);
+        if packed.len() != gemm::packed_bytes(t.dtype, n, k) {
+            return Err(Fault::invalid(format!("{} bytes for a packed [{n}, {k}] {}", packed.len(), t.dtype)));
+        }
+        let bytes = gemm::tile_bytes(t.dtype, k);
+        let tiles = n.div_ceil(gemm::TILE_ROWS);
+        let each = tiles.div_ceil(self.threads).max(1);
+        std::thread::scope(|scope| {
+            for (i, share) in packed.chunks_mut(each * bytes).enumerate() {
+                let first = i * each;
+                let range = first..first + share.len() / bytes;
+                scope.spawn(move || gemm::pack_tiles(t.dtype, source, n, k, range, share));
             }
         });
         Ok(())
@@ -129,3 +218,5 @@ fn physical_memory_bytes() -> u64 {
     let (pages, page) = unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
     u64::try_from(pages).unwrap_or(0) * u64::try_from(page).unwrap_or(0)
 }
+
+tokenspeed_backend_api::embed_backend!(ReferenceCpu);

@@ -84,6 +84,11 @@ impl Carver {
         p.cast()
     }
 
+    /// A second carver over what is left; the two hand out the same memory, so one must be done before the other.
+    pub fn again(&self) -> Carver {
+        Carver { next: self.next, left: self.left }
+    }
+
     /// What is not yet taken.
     pub fn left(&self) -> usize {
         self.left

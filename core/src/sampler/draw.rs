@@ -3,12 +3,15 @@
 //! All three filters keep a head of the order of falling probability, so the work is a walk down that order, which
 //! stops where the draw or the filters stop. Without `top_k` the order is made lazily: the best 128, then more.
 
-use super::{exp::exp_nonpositive, select};
+use super::{
+    exp::{exp_nonpositive, sum_of_weights},
+    select,
+};
 use crate::request::SamplingParams;
 
 /// Growth of the ordered head while a walk has not ended.
 const FIRST_HEAD: usize = 128;
-const HEAD_GROWTH: usize = 16;
+const HEAD_GROWTH: usize = 8;
 
 /// Draw an id. `max` is the largest of `logits` and finite; `uniform` is in [0, 1).
 pub fn draw(logits: &[f32], max: f32, params: &SamplingParams, uniform: f64, keys: &mut Vec<u64>) -> u32 {
@@ -21,7 +24,7 @@ pub fn draw(logits: &[f32], max: f32, params: &SamplingParams, uniform: f64, key
         let total = keys.iter().map(|&key| weight(select::logit_of(key))).sum();
         return walk(keys, true, total, weight, &filters, uniform).expect("the head is all there is");
     }
-    let total = logits.iter().map(|&logit| weight(logit)).sum();
+    let total = sum_of_weights(logits, max, temperature);
     let mut head = FIRST_HEAD;
     loop {
         select::best_of(logits, head, keys);

@@ -1,13 +1,11 @@
 //! Log-probability, rank and best alternatives of a token in an unmodified row.
 
-use super::{exp::exp_nonpositive, select};
+use super::{exp::sum_of_weights, select};
 use crate::request::TokenLogprobs;
 
 /// Log-softmax in f64, rounded once to f32. `max` is the row's largest logit and finite.
 pub fn score(row: &[f32], max: f32, id: u32, k: u32, keys: &mut Vec<u64>) -> TokenLogprobs {
-    let max = f64::from(max);
-    let sum: f64 = row.iter().map(|&logit| exp_nonpositive(f64::from(logit) - max)).sum();
-    let log_sum = max + sum.ln();
+    let log_sum = f64::from(max) + sum_of_weights(row, max, 1.0).ln();
     let own = row[id as usize];
     let better = |(other, &logit): (usize, &f32)| logit > own || (logit == own && other < id as usize);
     let rank = 1 + row.iter().enumerate().filter(|&entry| better(entry)).count();
