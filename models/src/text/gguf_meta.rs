@@ -2,6 +2,9 @@
 //!
 //! Kind `gpt2` is byte-level BPE with merges and goes through the `tokenizers` crate; kind `llama` is SentencePiece BPE
 //! with scores ([`super::spm`]). Everything else is refused by name. Source: the GGUF specification's tokenizer keys.
+//!
+//! Bytes that a byte-level vocabulary lacks add no token, as everywhere (SmolLM2 has none for six control characters).
+//! The `qwen2` kind normalises to NFC, as that model's own tokenizer does; llama.cpp does not.
 
 use std::collections::HashMap;
 
