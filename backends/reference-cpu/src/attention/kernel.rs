@@ -1,9 +1,9 @@
 //! Attention of one unit: some tokens of a sequence, one key/value head.
 
-use super::{AttentionArgs, TILE, Unit, Work, tile};
+use super::{AttentionArgs, TILE, Unit, Work, tile::Head};
 use crate::{
     exp::exp,
-    simd::{Kernel, LANES, Simd, largest, sum},
+    simd::{Kernel, LANES, Simd},
 };
 use std::ops::Range;
 
@@ -73,20 +73,18 @@ impl UnitKernel<'_> {
         }
     }
 
+    /// Positions outside `seen` keep what an earlier tile left: their scores are masked, their values not read.
     #[inline(always)]
     unsafe fn load_tile<S: Simd>(&self, start: usize, seen: Range<usize>) {
-        let (args, unit, padded) = (self.args, self.unit, self.padded());
-        let (before, count) = (seen.start - start, seen.len());
-        // SAFETY: 64 padded rows each; rows outside `seen` become zeros, whatever a page holds there.
+        let (args, unit, work) = (self.args, self.unit, self.work);
+        let head =
+            |pages| Head { pages, table_row: unit.table_row, first: unit.kv_head * args.head_dim, dim: args.head_dim };
+        // SAFETY: the table covers `seen`; regions hold 64 padded rows.
         unsafe {
-            for buffer in [self.work.staging, self.work.values] {
-                std::ptr::write_bytes(buffer, 0, before * padded);
-                std::ptr::write_bytes(buffer.add((before + count) * padded), 0, (TILE - before - count) * padded);
-            }
-            let (keys, values) = (self.work.staging.add(before * padded), self.work.values.add(before * padded));
-            tile::fetch::<S>(&args.k, unit.table_row, seen.clone(), unit.kv_head, args.head_dim, keys);
-            tile::fetch::<S>(&args.v, unit.table_row, seen, unit.kv_head, args.head_dim, values);
-            tile::transpose::<S>(self.work.staging, padded, self.work.keys);
+            head(&args.k).prefetch::<S>(seen.clone());
+            head(&args.v).prefetch::<S>(seen.clone());
+            head(&args.k).fetch_transposed::<S>(start, seen.clone(), work.staging, work.keys);
+            head(&args.v).fetch::<S>(start, seen, work.values);
         }
     }
 
@@ -116,11 +114,7 @@ impl UnitKernel<'_> {
     unsafe fn block<S: Simd, const R: usize>(&self, q: usize, start: usize, seen: Range<usize>) {
         // SAFETY: rows q..q + R exist.
         unsafe {
-            match S::ATTENTION_VECTORS {
-                4 => self.scores::<S, R, 4>(q),
-                2 => self.scores::<S, R, 2>(q),
-                _ => self.scores::<S, R, 1>(q),
-            }
+            self.scores::<S, R>(q, (seen.end - start).div_ceil(LANES));
             let mut decay = [1f32; R];
             for (r, decay) in decay.iter_mut().enumerate() {
                 *decay = self.weigh::<S>(q + r, start);
@@ -138,32 +132,47 @@ impl UnitKernel<'_> {
         }
     }
 
-    /// Scores of R query rows with all 64 positions.
+    /// Scores of R query rows with the first `vectors` vectors of positions.
     #[inline(always)]
-    unsafe fn scores<S: Simd, const R: usize, const V: usize>(&self, q: usize) {
+    unsafe fn scores<S: Simd, const R: usize>(&self, q: usize, vectors: usize) {
+        let mut v0 = 0;
+        macro_rules! step {
+            ($v:literal) => {
+                while $v <= S::ATTENTION_VECTORS && vectors - v0 >= $v {
+                    // SAFETY: rows q..q + R and vectors v0..v0 + $v exist.
+                    unsafe { self.score_columns::<S, R, $v>(q, v0) };
+                    v0 += $v;
+                }
+            };
+        }
+        step!(4);
+        step!(2);
+        step!(1);
+    }
+
+    #[inline(always)]
+    unsafe fn score_columns<S: Simd, const R: usize, const V: usize>(&self, q: usize, v0: usize) {
         let (dim, padded) = (self.args.head_dim, self.padded());
         // SAFETY: rows and positions are inside their regions.
         unsafe {
             let query = self.work.q.add(q * padded);
-            for v0 in (0..TILE_VECTORS).step_by(V) {
-                let mut s = [[S::splat(0.0); V]; R];
-                for d in 0..dim {
-                    let keys = self.work.keys.add(d * TILE + v0 * LANES);
-                    let mut k = [S::splat(0.0); V];
-                    for (v, k) in k.iter_mut().enumerate() {
-                        *k = S::load(keys.add(v * LANES));
-                    }
-                    for (r, s) in s.iter_mut().enumerate() {
-                        let x = S::splat(*query.add(r * padded + d));
-                        for (s, k) in s.iter_mut().zip(k) {
-                            *s = S::fma(x, k, *s);
-                        }
+            let mut s = [[S::splat(0.0); V]; R];
+            for d in 0..dim {
+                let keys = self.work.keys.add(d * TILE + v0 * LANES);
+                let mut k = [S::splat(0.0); V];
+                for (v, k) in k.iter_mut().enumerate() {
+                    *k = S::load(keys.add(v * LANES));
+                }
+                for (r, s) in s.iter_mut().enumerate() {
+                    let x = S::splat(*query.add(r * padded + d));
+                    for (s, k) in s.iter_mut().zip(k) {
+                        *s = S::fma(x, k, *s);
                     }
                 }
-                for (r, s) in s.iter().enumerate() {
-                    for (v, s) in s.iter().enumerate() {
-                        S::store(self.work.scores.add((q + r) * TILE + (v0 + v) * LANES), *s);
-                    }
+            }
+            for (r, s) in s.iter().enumerate() {
+                for (v, s) in s.iter().enumerate() {
+                    S::store(self.work.scores.add((q + r) * TILE + (v0 + v) * LANES), *s);
                 }
             }
         }
@@ -182,32 +191,41 @@ impl UnitKernel<'_> {
                 std::ptr::write_bytes(scores, 0, TILE);
                 return 1.0;
             }
-            for i in (0..from).chain(to..TILE) {
-                *scores.add(i) = f32::NEG_INFINITY;
-            }
-            let mut s = [S::splat(0.0); TILE_VECTORS];
+            let mut s = [S::splat(f32::NEG_INFINITY); TILE_VECTORS];
             for (v, s) in s.iter_mut().enumerate() {
-                *s = S::load(scores.add(v * LANES));
+                let (first, end) = (v * LANES, (v + 1) * LANES);
+                if from <= first && end <= to {
+                    *s = S::load(scores.add(first));
+                } else if first < to && from < end {
+                    let mut lane = [f32::NEG_INFINITY; LANES];
+                    for i in from.max(first)..to.min(end) {
+                        lane[i - first] = *scores.add(i);
+                    }
+                    *s = S::load(lane.as_ptr());
+                }
             }
             let [a, b, c, d] = s;
             let old = *self.work.max.add(q);
-            let new = largest::<S>(S::max(S::max(a, b), S::max(c, d)));
-            let new = if old > new { old } else { new };
+            let new = S::largest(S::max(S::max(a, b), S::max(c, d)));
+            let (new, decay) = if old >= new {
+                (old, 1.0)
+            } else {
+                let mut lane = [0f32; LANES];
+                S::store(lane.as_mut_ptr(), exp::<S>(S::splat(old - new)));
+                (new, lane[0])
+            };
             *self.work.max.add(q) = new;
             for s in &mut s {
                 *s = exp::<S>(S::sub(*s, S::splat(new)));
             }
             let [a, b, c, d] = s;
-            let mut first = [0f32; LANES];
-            let decay = exp::<S>(S::sub(S::splat(old), S::splat(new)));
-            S::store(first.as_mut_ptr(), decay);
             let sums = self.work.sum.add(q * LANES);
             let tile = S::add(S::add(a, b), S::add(c, d));
-            S::store(sums, S::fma(S::load(sums), decay, tile));
+            S::store(sums, S::fma(S::load(sums), S::splat(decay), tile));
             for (v, s) in s.iter().enumerate() {
                 S::store(scores.add(v * LANES), *s);
             }
-            first[0]
+            decay
         }
     }
 
@@ -282,7 +300,7 @@ impl UnitKernel<'_> {
         for q in 0..self.queries() {
             // SAFETY: row q exists in the operand and in scratch.
             unsafe {
-                let scale = S::splat(1.0 / sum::<S>(S::load(self.work.sum.add(q * LANES))));
+                let scale = S::splat(1.0 / S::sum(S::load(self.work.sum.add(q * LANES))));
                 let to = self.args.y.add(self.offset(q));
                 for d in (0..dim).step_by(LANES) {
                     let v = S::mul(S::load(self.work.out.add(q * padded + d)), scale);

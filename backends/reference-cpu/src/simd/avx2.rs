@@ -190,6 +190,10 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+    #[inline(always)]
     unsafe fn transpose16(src: *const f32, ld_src: usize, dst: *mut f32, ld_dst: usize) {
         unsafe {
             for r in (0..LANES).step_by(8) {

@@ -129,7 +129,9 @@ unsafe fn expand_tile<C: Codes>(work: &Work, tile: *const u8, j: usize, chunk: R
         let slot = j * CHUNK_BLOCKS + i;
         // SAFETY: block b is inside the tile, the slot inside the chunk.
         unsafe {
-            C::expand(tile, b, work.weights.add(slot * TILE_BYTES));
+            for q in 0..4 {
+                C::expand(tile, b, q, work.weights.add(slot * TILE_BYTES));
+            }
             let (scale, offset) = C::factors(tile, b);
             _mm512_store_ps(work.scales.add(slot * TILE_ROWS), scale);
             _mm512_store_ps(work.offsets.add(slot * TILE_ROWS), offset);
@@ -184,6 +186,10 @@ unsafe fn sweep<C: Codes, const W: usize>(args: &GemmArgs, work: &Work, place: &
                         tiles::multiply!($j, 5, 7);
                         tiles::multiply!($j, 6, 7);
                         tiles::store!($j, product($j), 64);
+                        // Between tile instructions, not after them: those alone fill the out-of-order window.
+                        if i > 0 {
+                            accumulate::<C>(work, place.group, i - 1, $j);
+                        }
                     }
                 };
             }
@@ -191,11 +197,10 @@ unsafe fn sweep<C: Codes, const W: usize>(args: &GemmArgs, work: &Work, place: &
             product_tile!(1);
             product_tile!(2);
             product_tile!(3);
-            if i > 0 {
-                accumulate::<C, W>(work, place.group, i - 1);
-            }
         }
-        accumulate::<C, W>(work, place.group, count - 1);
+        for j in 0..W {
+            accumulate::<C>(work, place.group, count - 1, j);
+        }
         let last = place.chunk.end == place.blocks;
         for j in 0..W {
             let (column, lanes) = lanes(j);
@@ -210,26 +215,24 @@ unsafe fn sweep<C: Codes, const W: usize>(args: &GemmArgs, work: &Work, place: &
     }
 }
 
-/// Scale the products of block `i` of the chunk into the totals.
+/// Scale the products of weight tile `j` and block `i` of the chunk into the totals.
 #[inline(always)]
-unsafe fn accumulate<C: Codes, const W: usize>(work: &Work, group: usize, i: usize) {
+unsafe fn accumulate<C: Codes>(work: &Work, group: usize, i: usize, j: usize) {
     // SAFETY: as in `sweep`.
     unsafe {
         let sums = work.sums.add((group * CHUNK_BLOCKS + i) * TILE_ROWS);
-        for j in 0..W {
-            let slot = (j * CHUNK_BLOCKS + i) * TILE_ROWS;
-            let (scale, offset) = (_mm512_load_ps(work.scales.add(slot)), _mm512_load_ps(work.offsets.add(slot)));
-            let products = work.products.add((i % 2 * WIDTH + j) * TILE_BYTES / 4);
-            for r in 0..16 {
-                let at = work.totals.add((j * 16 + r) * TILE_ROWS);
-                let p = _mm512_load_ps(products.add(r * TILE_ROWS));
-                let t = _mm512_load_ps(at);
-                let mut t = if C::SCALED { _mm512_fmadd_ps(scale, p, t) } else { _mm512_add_ps(t, p) };
-                if C::OFFSET {
-                    t = _mm512_fmadd_ps(offset, _mm512_set1_ps(*sums.add(r)), t);
-                }
-                _mm512_store_ps(at, t);
+        let slot = (j * CHUNK_BLOCKS + i) * TILE_ROWS;
+        let (scale, offset) = (_mm512_load_ps(work.scales.add(slot)), _mm512_load_ps(work.offsets.add(slot)));
+        let products = work.products.add((i % 2 * WIDTH + j) * TILE_BYTES / 4);
+        for r in 0..16 {
+            let at = work.totals.add((j * 16 + r) * TILE_ROWS);
+            let p = _mm512_load_ps(products.add(r * TILE_ROWS));
+            let t = _mm512_load_ps(at);
+            let mut t = if C::SCALED { _mm512_fmadd_ps(scale, p, t) } else { _mm512_add_ps(t, p) };
+            if C::OFFSET {
+                t = _mm512_fmadd_ps(offset, _mm512_set1_ps(*sums.add(r)), t);
             }
+            _mm512_store_ps(at, t);
         }
     }
 }
