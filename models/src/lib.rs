@@ -1,4 +1,10 @@
 //! Model graphs, weight readers, tokenizers and chat formats.
 #![deny(missing_docs)]
 
+pub mod config;
+pub mod dummy;
+pub mod graph;
+pub mod loader;
 pub mod text;
+pub mod tiny;
+pub mod weights;

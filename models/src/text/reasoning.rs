@@ -35,7 +35,10 @@ pub(crate) enum Part {
 enum State {
     /// White space and possibly the beginning of the start marker.
     Start(String),
-    Inside { end: Needle, held: String },
+    Inside {
+        end: Needle,
+        held: String,
+    },
     After,
 }
 

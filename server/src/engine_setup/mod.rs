@@ -2,16 +2,35 @@
 //!
 //! Everything in `cli/` and `http/` works on [`Loaded`]; only this file knows how one comes about.
 
+mod backend;
+mod bench_ops;
+mod conform;
+mod explain;
+mod ids_only;
+mod logits;
+mod prepare;
+mod text;
+
+pub use bench_ops::bench_ops;
+pub use conform::conform;
+pub use explain::{backends, plan};
+pub use logits::prompt_logits;
+pub use text::load_frontend;
+
 use std::{path::PathBuf, sync::Arc};
 
-use tokenspeed_core::client::Engine;
+use tokenspeed_core::{
+    client::Engine,
+    driver::{DriverConfig, EngineHandle},
+};
 
 use crate::{
-    cli::{backends::BackendsArgs, bench::BenchOpsArgs, conform::ConformArgs, engine_options::EngineOptions},
+    cli::{engine_options::EngineOptions, model_path::resolve_model},
     error::CliError,
     frontend::TextFrontend,
     progress::{Preflight, Progress},
 };
+use prepare::{Prepared, Shape};
 
 /// Sampling values that a model's own files recommend. They apply where a request is silent.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -80,50 +99,22 @@ impl std::fmt::Debug for Loaded {
 
 /// Resolve, check, print the preflight table, load, start the engine. Blocks for as long as the weights take.
 pub fn load(options: &EngineOptions, progress: &mut dyn Progress) -> Result<Loaded, CliError> {
-    let _ = (options, progress);
-    Err(no_backend())
+    let prepared = Prepared::new(options, Shape::Serve)?;
+    let info = ModelInfo {
+        name: resolve_model(&options.model)?.default_name(),
+        path: resolve_model(&options.model)?.path().to_owned(),
+        defaults: prepared.defaults(options),
+        preflight: prepared.preflight(options),
+    };
+    progress.preflight(&info.preflight);
+    let (config, driver, frontend) = (prepared.engine.clone(), driver_config(options), Arc::clone(&prepared.frontend));
+    let program = prepared.load(progress)?;
+    let engine = EngineHandle::start(config, driver, Box::new(program)).map_err(|e| {
+        CliError::new(e.to_string(), "", "change --max-model-len, --max-num-seqs, --chunked-prefill-size or --memory")
+    })?;
+    Ok(Loaded { engine, frontend, info })
 }
 
-/// Text rules alone, without weights.
-pub fn load_frontend(model: &str) -> Result<Arc<dyn TextFrontend>, CliError> {
-    let _ = model;
-    Err(no_backend())
-}
-
-/// One row of logits per position of `ids`, vocabulary wide.
-pub fn prompt_logits(
-    options: &EngineOptions,
-    ids: &[u32],
-    progress: &mut dyn Progress,
-) -> Result<Vec<Vec<f32>>, CliError> {
-    let _ = (options, ids, progress);
-    Err(no_backend())
-}
-
-/// The table that `tokenspeed backends` prints.
-pub fn backends(args: &BackendsArgs) -> Result<Preflight, CliError> {
-    let _ = args;
-    Err(no_backend())
-}
-
-/// Check a backend and print the scored table; an error if it fails.
-pub fn conform(args: &ConformArgs) -> Result<(), CliError> {
-    let _ = args;
-    Err(no_backend())
-}
-
-/// The table that `tokenspeed plan` prints.
-pub fn plan(options: &EngineOptions, ranks: u32) -> Result<Preflight, CliError> {
-    let _ = (options, ranks);
-    Err(no_backend())
-}
-
-/// Measure single operations and print the table.
-pub fn bench_ops(args: &BenchOpsArgs) -> Result<(), CliError> {
-    let _ = args;
-    Err(no_backend())
-}
-
-fn no_backend() -> CliError {
-    CliError::new("no backend is linked into this build", "", "build the tokenspeed command with a backend")
+fn driver_config(options: &EngineOptions) -> DriverConfig {
+    DriverConfig { step_time_target_ms: options.step_time_target_ms, ..DriverConfig::default() }
 }
