@@ -63,13 +63,6 @@ pub fn home() -> Result<PathBuf, CliError> {
         .ok_or_else(|| CliError::new("no cache folder is known", "HOME is not set", "set TOKENSPEED_HOME to a folder"))
 }
 
-/// The name MODEL is served under unless told otherwise: a pulled name stays what the user typed.
-pub fn served_name(model: &str, path: &ModelPath) -> String {
-    let typed = Path::new(model);
-    let is_path = model.starts_with("dummy:") || typed.exists();
-    if is_path { path.default_name() } else { model.to_owned() }
-}
-
 /// Resolve MODEL. Looks at the file system, reads nothing.
 pub fn resolve_model(model: &str) -> Result<ModelPath, CliError> {
     if let Some(config) = model.strip_prefix("dummy:") {

@@ -25,10 +25,7 @@ use tokenspeed_core::{
 };
 
 use crate::{
-    cli::{
-        engine_options::EngineOptions,
-        model_path::{resolve_model, served_name},
-    },
+    cli::{engine_options::EngineOptions, model_path::resolve_model},
     error::CliError,
     frontend::TextFrontend,
     progress::{Preflight, Progress},
@@ -105,7 +102,7 @@ pub fn load(options: &EngineOptions, progress: &mut dyn Progress) -> Result<Load
     let prepared = Prepared::new(options, Shape::Serve)?;
     let place = resolve_model(&options.model)?;
     let info = ModelInfo {
-        name: served_name(&options.model, &place),
+        name: place.default_name(),
         path: place.path().to_owned(),
         defaults: prepared.defaults(options),
         preflight: prepared.preflight(options),
