@@ -1,6 +1,6 @@
 //! Times whole steps of a SmolLM2-135M-shaped model on synthetic weights (Q4_1 layers, Q8_0 tied head), op by op.
 //!
-//! `cargo run --release --example step_speed [workers] [tier] [context]`. Prints tokens per second for a 512-token
+//! `cargo run --release --example step_speed [workers] [tier] [context] [name]`. Prints tokens per second for a 512-token
 //! prompt and for decoding 1, 4 and 8 sequences, with each op's share of worker 0's time, barriers included.
 
 use std::{
@@ -16,7 +16,7 @@ use tokenspeed_reference_cpu::{
     activation::{SiluArgs, silu},
     attention::{self, AttentionArgs, paged_attention},
     embedding::{EmbeddingArgs, embedding},
-    gemm::{self, GemmArgs, TILE_ROWS, Weight, gemm, pack_tiles, packed_bytes},
+    gemm::{self, GemmArgs, TILE_ROWS, Weight, gemm_group, pack_tiles, packed_bytes},
     kv_write::{Pages, kv_write},
     rmsnorm::{RmsNormArgs, rmsnorm},
     rope::{RopeArgs, Style, fill_table, rope},
@@ -76,13 +76,15 @@ struct Model {
 }
 
 impl Model {
-    fn product(&self, w: &mut Worker<'_>, x: usize, weight: Packed, y: usize, m: usize) {
-        let Packed(data, dtype, n, k) = weight;
-        let weight = Weight { data: data as *const u8, dtype, packed: true };
-        let (x, y, bias) = (x as *const f32, y as *mut f32, std::ptr::null());
-        let args = GemmArgs { x, ldx: k, weight, bias, y, ldy: n, m, n, k };
+    /// Products of the same activations.
+    fn products<const N: usize>(&self, w: &mut Worker<'_>, x: usize, weights: [(Packed, usize); N], m: usize) {
+        let group = weights.map(|(Packed(data, dtype, n, k), y)| {
+            let weight = Weight { data: data as *const u8, dtype, packed: true };
+            let (x, y, bias) = (x as *const f32, y as *mut f32, std::ptr::null());
+            GemmArgs { x, ldx: k, weight, bias, y, ldy: n, m, n, k }
+        });
         // SAFETY: buffers have room for TOKENS_MAX rows.
-        unsafe { gemm(self.level, w.part(), w.scratch(), &args) }
+        unsafe { gemm_group(self.level, w.part(), w.scratch(), &group) }
     }
 
     fn pages(&self, layer: usize, which: usize) -> Pages {
@@ -144,9 +146,7 @@ impl Model {
             let [wq, wk, wv, wo, wgate, wup, wdown] = self.layers[layer];
             norm(w, layer > 0, t, x, h);
             done(w, 1);
-            for (weight, y) in [(wq, q), (wk, k), (wv, v)] {
-                self.product(w, h, weight, y, t);
-            }
+            self.products(w, h, [(wq, q), (wk, k), (wv, v)], t);
             done(w, 2);
             for (x, heads) in [(q, HEADS), (k, KV_HEADS)] {
                 let style = Style::Pairs;
@@ -174,24 +174,23 @@ impl Model {
             };
             unsafe { paged_attention(level, w.part(), w.scratch(), &args) };
             done(w, 5);
-            self.product(w, a, wo, p, t);
+            self.products(w, a, [(wo, p)], t);
             done(w, 6);
             norm(w, true, t, x, h);
             done(w, 1);
-            self.product(w, h, wgate, gate, t);
-            self.product(w, h, wup, up, t);
+            self.products(w, h, [(wgate, gate), (wup, up)], t);
             done(w, 7);
             let args = SiluArgs { x: f(gate), up: f(up), y: f(gate), n: t * FF };
             unsafe { silu(level, w.part(), args) };
             done(w, 8);
-            self.product(w, gate, wdown, p, t);
+            self.products(w, gate, [(wdown, p)], t);
             done(w, 9);
         }
         unsafe { row_gather(w.part(), f(x), WIDTH, logit_rows, f(gathered)) };
         done(w, 1);
         norm(w, false, logit_rows.len(), gathered, h);
         done(w, 1);
-        self.product(w, h, self.head, logits, logit_rows.len());
+        self.products(w, h, [(self.head, logits)], logit_rows.len());
         done(w, 10);
     }
 }
@@ -201,6 +200,7 @@ fn main() {
     let workers = args.next().map_or(2, |s| s.parse().expect("number of workers"));
     let level = args.next().map_or(Level::detect(), |s| s.parse::<Level>().and_then(Level::checked).expect("tier"));
     let context: usize = args.next().map_or(64, |s| s.parse().expect("context length"));
+    let only = args.next();
     let blocks_per_row = (context + TOKENS_MAX).div_ceil(BLOCK_TOKENS) + 1;
     let blocks = blocks_per_row * 8;
     let shapes = [(WIDTH, WIDTH), (KV, WIDTH), (KV, WIDTH), (WIDTH, WIDTH), (FF, WIDTH), (FF, WIDTH), (WIDTH, FF)];
@@ -235,6 +235,9 @@ fn main() {
     for (name, sequences, len, computed) in
         [("decode 1", 1, 1, context), ("decode 4", 4, 1, context), ("decode 8", 8, 1, context), ("prompt", 1, 512, 0)]
     {
+        if only.as_ref().is_some_and(|only| !name.contains(only.as_str())) {
+            continue;
+        }
         let mut tokens = Vec::new();
         let mut rows = Vec::new();
         for row in 0..sequences as u32 {

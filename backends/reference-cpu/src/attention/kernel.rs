@@ -1,8 +1,12 @@
 //! Attention of one unit: some tokens of a sequence, one key/value head.
 
-use super::{AttentionArgs, TILE, Unit, Work, tile::Head};
+use super::{
+    AttentionArgs, TILE, Unit, Work,
+    tile::{Head, Upcoming},
+};
 use crate::{
     exp::exp,
+    kv_write::Pages,
     simd::{Kernel, LANES, Simd},
 };
 use std::ops::Range;
@@ -13,6 +17,8 @@ const TILE_VECTORS: usize = TILE / LANES;
 pub(super) struct UnitKernel<'a> {
     pub args: &'a AttentionArgs<'a>,
     pub unit: Unit,
+    /// What this worker does next: its first tile is prefetched at the end of this one.
+    pub next: Option<Unit>,
     pub work: Work,
 }
 
@@ -24,11 +30,11 @@ impl Kernel for UnitKernel<'_> {
             self.load_queries::<S>();
             let last = self.unit.position + self.unit.tokens - 1;
             let first = self.args.first_seen(self.unit.position);
+            // Positions before `first` may have lost their pages; after `last` nothing is written yet.
+            let seen = |start: usize| first.max(start)..(last + 1).min(start + TILE);
             for start in (first / TILE * TILE..=last).step_by(TILE) {
-                // Positions before `first` may have lost their pages; after `last` nothing is written yet.
-                let seen = first.max(start)..(last + 1).min(start + TILE);
-                self.load_tile::<S>(start, seen.clone());
-                self.each_block::<S>(start, seen);
+                self.load_tile::<S>(start, seen(start));
+                self.each_block::<S>(start, seen(start), self.upcoming(start + TILE));
             }
             self.store_results::<S>();
         }
@@ -73,23 +79,39 @@ impl UnitKernel<'_> {
         }
     }
 
+    fn head<'a>(&self, pages: &'a Pages, unit: Unit) -> Head<'a> {
+        let dim = self.args.head_dim;
+        Head { pages, table_row: unit.table_row, first: unit.kv_head * dim, dim }
+    }
+
+    /// Keys and values of the tile at `start`, or of the next unit's first one where this unit ends before.
+    #[inline(always)]
+    unsafe fn upcoming(&self, start: usize) -> [Upcoming; 2] {
+        let (unit, start) = if start < self.unit.position + self.unit.tokens {
+            (self.unit, start)
+        } else if let Some(next) = self.next {
+            (next, self.args.first_seen(next.position) / TILE * TILE)
+        } else {
+            return [Upcoming::NONE; 2];
+        };
+        // SAFETY: the table covers every position a unit sees; a tile's start before them is in the same page or
+        // unused.
+        unsafe { [&self.args.k, &self.args.v].map(|pages| self.head(pages, unit).upcoming(start)) }
+    }
+
     /// Positions outside `seen` keep what an earlier tile left: their scores are masked, their values not read.
     #[inline(always)]
     unsafe fn load_tile<S: Simd>(&self, start: usize, seen: Range<usize>) {
-        let (args, unit, work) = (self.args, self.unit, self.work);
-        let head =
-            |pages| Head { pages, table_row: unit.table_row, first: unit.kv_head * args.head_dim, dim: args.head_dim };
+        let (args, work) = (self.args, self.work);
         // SAFETY: the table covers `seen`; regions hold 64 padded rows.
         unsafe {
-            head(&args.k).prefetch::<S>(seen.clone());
-            head(&args.v).prefetch::<S>(seen.clone());
-            head(&args.k).fetch_transposed::<S>(start, seen.clone(), work.staging, work.keys);
-            head(&args.v).fetch::<S>(start, seen, work.values);
+            self.head(&args.k, self.unit).fetch_transposed::<S>(start, seen.clone(), work.staging, work.keys);
+            self.head(&args.v, self.unit).fetch::<S>(start, seen, work.values);
         }
     }
 
     #[inline(always)]
-    unsafe fn each_block<S: Simd>(&self, start: usize, seen: Range<usize>) {
+    unsafe fn each_block<S: Simd>(&self, start: usize, seen: Range<usize>, mut upcoming: [Upcoming; 2]) {
         let mut q = 0;
         macro_rules! step {
             ($r:literal) => {
@@ -97,7 +119,8 @@ impl UnitKernel<'_> {
                     // Causal: a block whose last query is before the tile sees nothing of it.
                     if self.position(q + $r - 1) >= start {
                         // SAFETY: rows q..q + $r exist.
-                        unsafe { self.block::<S, $r>(q, start, seen.clone()) };
+                        unsafe { self.block::<S, $r>(q, start, seen.clone(), upcoming) };
+                        upcoming = [Upcoming::NONE; 2];
                     }
                     q += $r;
                 }
@@ -111,22 +134,28 @@ impl UnitKernel<'_> {
 
     /// R query rows against the loaded tile.
     #[inline(always)]
-    unsafe fn block<S: Simd, const R: usize>(&self, q: usize, start: usize, seen: Range<usize>) {
+    unsafe fn block<S: Simd, const R: usize>(
+        &self,
+        q: usize,
+        start: usize,
+        seen: Range<usize>,
+        [keys, values]: [Upcoming; 2],
+    ) {
         // SAFETY: rows q..q + R exist.
         unsafe {
-            self.scores::<S, R>(q, (seen.end - start).div_ceil(LANES));
+            // Positions no query of this block sees are left out: their weights would be zero.
+            let end = (self.position(q + R - 1) + 1).min(seen.end);
+            self.scores::<S, R>(q, (end - start).div_ceil(LANES), keys);
             let mut decay = [1f32; R];
             for (r, decay) in decay.iter_mut().enumerate() {
                 *decay = self.weigh::<S>(q + r, start);
             }
-            // Values of positions no query of this block sees are left out; they would add zeros.
-            let end = (self.position(q + R - 1) + 1).min(seen.end) - start;
-            let begin = self.args.first_seen(self.position(q)).max(seen.start) - start;
+            let (begin, end) = (self.args.first_seen(self.position(q)).max(seen.start) - start, end - start);
             if begin < end {
                 match S::ATTENTION_VECTORS {
-                    4 => self.add_values::<S, R, 4>(q, &decay, begin..end),
-                    2 => self.add_values::<S, R, 2>(q, &decay, begin..end),
-                    _ => self.add_values::<S, R, 1>(q, &decay, begin..end),
+                    4 => self.add_values::<S, R, 4>(q, &decay, begin..end, values),
+                    2 => self.add_values::<S, R, 2>(q, &decay, begin..end, values),
+                    _ => self.add_values::<S, R, 1>(q, &decay, begin..end, values),
                 }
             }
         }
@@ -134,13 +163,14 @@ impl UnitKernel<'_> {
 
     /// Scores of R query rows with the first `vectors` vectors of positions.
     #[inline(always)]
-    unsafe fn scores<S: Simd, const R: usize>(&self, q: usize, vectors: usize) {
+    unsafe fn scores<S: Simd, const R: usize>(&self, q: usize, vectors: usize, mut upcoming: Upcoming) {
         let mut v0 = 0;
         macro_rules! step {
             ($v:literal) => {
                 while $v <= S::ATTENTION_VECTORS && vectors - v0 >= $v {
                     // SAFETY: rows q..q + R and vectors v0..v0 + $v exist.
-                    unsafe { self.score_columns::<S, R, $v>(q, v0) };
+                    unsafe { self.score_columns::<S, R, $v>(q, v0, upcoming) };
+                    upcoming = Upcoming::NONE;
                     v0 += $v;
                 }
             };
@@ -151,13 +181,16 @@ impl UnitKernel<'_> {
     }
 
     #[inline(always)]
-    unsafe fn score_columns<S: Simd, const R: usize, const V: usize>(&self, q: usize, v0: usize) {
+    unsafe fn score_columns<S: Simd, const R: usize, const V: usize>(&self, q: usize, v0: usize, upcoming: Upcoming) {
         let (dim, padded) = (self.args.head_dim, self.padded());
         // SAFETY: rows and positions are inside their regions.
         unsafe {
             let query = self.work.q.add(q * padded);
             let mut s = [[S::splat(0.0); V]; R];
             for d in 0..dim {
+                if d < TILE {
+                    upcoming.prefetch::<S>(d);
+                }
                 let keys = self.work.keys.add(d * TILE + v0 * LANES);
                 let mut k = [S::splat(0.0); V];
                 for (v, k) in k.iter_mut().enumerate() {
@@ -236,6 +269,7 @@ impl UnitKernel<'_> {
         q: usize,
         decay: &[f32; R],
         positions: Range<usize>,
+        mut upcoming: Upcoming,
     ) {
         let padded = self.padded();
         let vectors = padded / LANES;
@@ -244,13 +278,14 @@ impl UnitKernel<'_> {
             // SAFETY: the vectors addressed are inside a padded row.
             unsafe {
                 if vectors - v0 >= V {
-                    self.add_columns::<S, R, V>(q, decay, positions.clone(), v0);
+                    self.add_columns::<S, R, V>(q, decay, positions.clone(), v0, upcoming);
                     v0 += V;
                 } else {
-                    self.add_columns::<S, R, 1>(q, decay, positions.clone(), v0);
+                    self.add_columns::<S, R, 1>(q, decay, positions.clone(), v0, upcoming);
                     v0 += 1;
                 }
             }
+            upcoming = Upcoming::NONE;
         }
     }
 
@@ -261,6 +296,7 @@ impl UnitKernel<'_> {
         decay: &[f32; R],
         positions: Range<usize>,
         v0: usize,
+        upcoming: Upcoming,
     ) {
         let padded = self.padded();
         // SAFETY: as in `add_values`.
@@ -274,6 +310,7 @@ impl UnitKernel<'_> {
                 }
             }
             for j in positions {
+                upcoming.prefetch::<S>(j);
                 let row = self.work.values.add(j * padded + v0 * LANES);
                 let mut value = [S::splat(0.0); V];
                 for (v, value) in value.iter_mut().enumerate() {

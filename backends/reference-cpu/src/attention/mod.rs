@@ -160,14 +160,21 @@ pub unsafe fn paged_attention(level: Level, part: Part, scratch: &mut Scratch, a
     let mut total = 0;
     for_each_unit(args, |_, cost| total += cost);
     let mut before = 0;
+    let mut waiting: Option<Unit> = None;
+    let run = |unit: Option<Unit>, next: Option<Unit>| {
+        if let Some(unit) = unit {
+            // SAFETY: the caller's promise.
+            unsafe { dispatch(level, kernel::UnitKernel { args, unit, next, work }) };
+        }
+    };
     for_each_unit(args, |unit, cost| {
         // The unit belongs to the worker in whose share of the total cost its middle lies.
         if (2 * before + cost) * part.count / (2 * total) == part.index {
-            // SAFETY: the caller's promise.
-            unsafe { dispatch(level, kernel::UnitKernel { args, unit, work }) };
+            run(waiting.replace(unit), Some(unit));
         }
         before += cost;
     });
+    run(waiting, None);
 }
 
 #[cfg(test)]

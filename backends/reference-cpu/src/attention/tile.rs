@@ -19,6 +19,34 @@ pub struct Head<'a> {
     pub dim: usize,
 }
 
+/// Rows wanted soon. They lie too far apart for the hardware to guess, and asked for all at once they would stall the
+/// work they are to hide behind, so loops over a tile's 64 rows ask for one row each.
+#[derive(Clone, Copy)]
+pub struct Upcoming {
+    row: *const u8,
+    stride: usize,
+    bytes: usize,
+}
+
+impl Upcoming {
+    /// Nothing to ask for.
+    pub const NONE: Self = Self { row: std::ptr::null(), stride: 0, bytes: 0 };
+
+    /// Start fetching row `i`.
+    ///
+    /// # Safety
+    /// As [`Simd`].
+    #[inline(always)]
+    pub unsafe fn prefetch<S: Simd>(&self, i: usize) {
+        if !self.row.is_null() {
+            for line in (0..self.bytes).step_by(64) {
+                // SAFETY: any address may be prefetched.
+                unsafe { S::prefetch(self.row.wrapping_add(i * self.stride + line)) };
+            }
+        }
+    }
+}
+
 impl Head<'_> {
     fn padded(&self) -> usize {
         self.dim.next_multiple_of(LANES)
@@ -39,25 +67,20 @@ impl Head<'_> {
         }
     }
 
-    /// Start fetching rows `positions` into the cache: they lie too far apart for the hardware to guess.
+    /// The 64 rows from position `start` on, if they lie in one page.
     ///
     /// # Safety
-    /// The table covers the positions.
+    /// The table covers `start`.
     #[inline(always)]
-    pub unsafe fn prefetch<S: Simd>(&self, positions: Range<usize>) {
-        let row_bytes = self.pages.width * self.pages.dtype.block_bytes();
-        let bytes = self.dim * self.pages.dtype.block_bytes();
-        // SAFETY: the caller's promise; prefetching touches nothing.
-        unsafe {
-            self.runs(positions, |_, count, row| {
-                let first = row.add(self.first * self.pages.dtype.block_bytes());
-                for i in 0..count {
-                    for line in (0..bytes).step_by(64) {
-                        S::prefetch(first.wrapping_add(i * row_bytes + line));
-                    }
-                }
-            });
+    pub unsafe fn upcoming(&self, start: usize) -> Upcoming {
+        let bytes = self.pages.dtype.block_bytes();
+        let mut upcoming =
+            Upcoming { row: std::ptr::null(), stride: self.pages.width * bytes, bytes: self.dim * bytes };
+        if self.pages.block_tokens % TILE == 0 {
+            // SAFETY: the caller's promise.
+            upcoming.row = unsafe { self.pages.row(self.table_row, start).add(self.first * bytes) };
         }
+        upcoming
     }
 
     /// Rows `positions` as `[64][padded]` f32; row 0 is the tile's first position, `start`. Other rows are left alone.
@@ -69,7 +92,9 @@ impl Head<'_> {
         // SAFETY: loads of 16 values stay inside the row when `padded == dim`; the slow path loads one by one.
         unsafe {
             match self.pages.dtype {
-                DType::F32 => self.rows::<S>(start, positions, out, |p, d, n| S::load_n(p.cast::<f32>().add(d), n)),
+                DType::F32 if self.padded() == self.dim => {
+                    self.rows::<S>(start, positions, out, |p, d, _| S::load(p.cast::<f32>().add(d)));
+                }
                 DType::F16 if self.padded() == self.dim => {
                     self.rows::<S>(start, positions, out, |p, d, _| S::load_f16(p.add(2 * d)));
                 }

@@ -98,7 +98,7 @@ pub trait Simd: Copy + 'static {
     unsafe fn load_f16(p: *const u8) -> Self::F;
     /// Sixteen bfloat16.
     unsafe fn load_bf16(p: *const u8) -> Self::F;
-    /// Hint that the cache line at `p` is wanted soon; any address is fine.
+    /// Hint that the cache line at `p` is wanted in the level-2 cache soon; any address is fine.
     #[inline(always)]
     unsafe fn prefetch(p: *const u8) {
         let _ = p;

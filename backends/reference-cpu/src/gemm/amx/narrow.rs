@@ -9,18 +9,17 @@
 //! own and adds the accumulator last (Intel SDM), so both ways round alike; tile arithmetic flushes denormals, so do we.
 
 use super::{
-    codes::Codes,
+    Bf16, Codes, Job, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q8_0,
     split::{ROW_BYTES, split_row},
     tiles::{self, Configured},
+    with_codes,
 };
 use crate::{
-    gemm::{
-        GemmArgs,
-        layout::{BLOCK_K, TILE_ROWS, tile_bytes},
-    },
+    gemm::layout::{BLOCK_K, TILE_ROWS, tile_bytes},
     scratch::{Carver, region_bytes},
 };
 use std::{arch::x86_64::*, ops::Range};
+use tokenspeed_backend_api::dtype::DType;
 
 /// Rows this kernel takes.
 pub const ROWS_MAX: usize = 16;
@@ -38,18 +37,13 @@ pub fn scratch_bytes(k: usize) -> usize {
         + 2 * region_bytes::<u8>(RING * TILE_BYTES)
 }
 
-/// `rows.len() ≤ R` rows times all tiles.
+/// `rows.len() ≤ R` rows times all jobs' tiles.
 ///
 /// # Safety
 /// As [`super::gemm`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-pub unsafe fn gemm<C: Codes, const R: usize>(
-    args: &GemmArgs,
-    packed: *const u8,
-    rows: Range<usize>,
-    tiles: Range<usize>,
-    carver: &mut Carver,
-) {
+pub unsafe fn gemm<const R: usize>(jobs: &[Job<'_>], rows: Range<usize>, carver: &mut Carver) {
+    let args = jobs[0].args;
     let blocks = args.k.div_ceil(BLOCK_K);
     let part_bytes = R * ROW_BYTES;
     let parts: *mut u8 = carver.take(blocks * 3 * part_bytes);
@@ -67,10 +61,23 @@ pub unsafe fn gemm<C: Codes, const R: usize>(
         }
         let r = if stacked::<R>() { 3 * R } else { R } as u8;
         let _configured = Configured::new([r, r, 16, 16, r, r, r, 16]);
-        let bytes = tile_bytes(args.weight.dtype, args.k);
-        let stream = Stream { parts, sums, ring, products, block_bytes: bytes / blocks };
-        for (i, tile) in tiles.enumerate() {
-            let total = dot::<C, R>(packed.add(i * bytes), blocks, &stream);
+        for job in jobs {
+            let dtype = job.args.weight.dtype;
+            let block_bytes = tile_bytes(dtype, args.k) / blocks;
+            let stream = Stream { parts, sums, ring, products, block_bytes };
+            with_codes!(dtype, C => job_rows::<C, R>(job, rows.clone(), blocks, &stream));
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn job_rows<C: Codes, const R: usize>(job: &Job<'_>, rows: Range<usize>, blocks: usize, stream: &Stream) {
+    let args = job.args;
+    let bytes = tile_bytes(args.weight.dtype, args.k);
+    for (i, tile) in job.tiles.clone().enumerate() {
+        // SAFETY: the tile exists; lanes past n are masked, rows past the last dropped.
+        unsafe {
+            let total = dot::<C, R>(job.packed.add(i * bytes), blocks, stream);
             let column = tile * TILE_ROWS;
             let lanes = ((1u32 << TILE_ROWS.min(args.n - column)) - 1) as __mmask16;
             for (r, total) in total.iter().enumerate().take(rows.len()) {
