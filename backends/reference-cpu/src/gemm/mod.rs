@@ -11,6 +11,7 @@ mod amx;
 pub mod layout;
 mod pack;
 mod panel;
+mod stream;
 mod vector;
 
 pub use layout::{TILE_ROWS, packed_bytes, tile_bytes};
@@ -25,7 +26,7 @@ use crate::{
 };
 use std::ops::Range;
 use tokenspeed_backend_api::dtype::DType;
-use vector::{PANEL_VALUES, VectorGemm};
+use vector::VectorGemm;
 
 /// Below this many rows per worker, workers share columns instead of rows.
 const ROWS_PER_WORKER_MIN: usize = 32;
@@ -74,7 +75,7 @@ pub fn scratch_bytes(level: Level, dtype: DType, m: usize, k: usize) -> usize {
     let kernel = match level {
         #[cfg(target_arch = "x86_64")]
         Level::Amx if amx::takes(dtype) => amx::scratch_bytes(m, k),
-        _ => region_bytes::<f32>(PANEL_VALUES),
+        _ => vector::scratch_bytes(m, k),
     };
     // One tile packed on the way, for weights that come in the stored layout.
     kernel + region_bytes::<u8>(tile_bytes(dtype, k))
@@ -178,9 +179,8 @@ unsafe fn rectangle(
         unsafe { amx::gemm(&[amx::Job { args, packed, tiles }], rows, &mut carver) };
         return;
     }
-    let panel = carver.take(PANEL_VALUES);
     // SAFETY: the caller's promise.
-    unsafe { dispatch(level, VectorGemm { args, dtype, packed, rows, tiles, panel }) };
+    unsafe { dispatch(level, VectorGemm { args, dtype, packed, rows, tiles, scratch: carver }) };
 }
 
 #[cfg(test)]

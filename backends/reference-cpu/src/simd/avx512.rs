@@ -35,7 +35,8 @@ pub unsafe fn sum512(v: __m512) -> f32 {
 impl Simd for Avx512 {
     type F = __m512;
     type I = __m512i;
-    const GEMM_ROWS: usize = 24;
+    const GEMM_ROWS: usize = 12;
+    const GEMM_TILES: usize = 2;
     const ATTENTION_ROWS: usize = 6;
     const ATTENTION_VECTORS: usize = 4;
 
@@ -153,6 +154,15 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn i_to_f(a: __m512i) -> __m512 {
         unsafe { _mm512_cvtepi32_ps(a) }
+    }
+    #[inline(always)]
+    unsafe fn nibble<const SHIFT: u32>(v: __m512i) -> __m512 {
+        unsafe {
+            // The permute looks at four index bits only: no mask, no conversion.
+            let table = _mm512_setr_ps(-8., -7., -6., -5., -4., -3., -2., -1., 0., 1., 2., 3., 4., 5., 6., 7.);
+            let index = if SHIFT == 0 { v } else { _mm512_srli_epi32::<SHIFT>(v) };
+            _mm512_permutexvar_ps(index, table)
+        }
     }
     #[inline(always)]
     unsafe fn load_u8(p: *const u8) -> __m512i {

@@ -34,8 +34,10 @@ pub trait Simd: Copy + 'static {
     type F: Copy;
     /// Sixteen 32-bit integers.
     type I: Copy;
-    /// Rows a GEMM micro-kernel keeps in registers.
+    /// Rows a GEMM micro-kernel keeps in registers, times `GEMM_TILES` vectors.
     const GEMM_ROWS: usize;
+    /// Vectors of outputs a GEMM micro-kernel keeps per row (1 or 2).
+    const GEMM_TILES: usize;
     /// Query rows an attention micro-kernel keeps in registers.
     const ATTENTION_ROWS: usize;
     /// Vectors per query row that go with `ATTENTION_ROWS` (1, 2 or 4).
@@ -90,6 +92,15 @@ pub trait Simd: Copy + 'static {
     unsafe fn i_sar(a: Self::I, n: u32) -> Self::I;
     /// Signed integers to f32.
     unsafe fn i_to_f(a: Self::I) -> Self::F;
+    /// The four bits from bit `SHIFT` on, minus 8, as f32.
+    #[inline(always)]
+    unsafe fn nibble<const SHIFT: u32>(v: Self::I) -> Self::F {
+        // SAFETY: no memory.
+        unsafe {
+            let q = Self::i_and(Self::i_shr(v, SHIFT), Self::i_splat(15));
+            Self::sub(Self::i_to_f(q), Self::splat(8.0))
+        }
+    }
     /// Sixteen u8.
     unsafe fn load_u8(p: *const u8) -> Self::I;
     /// Sixteen i8.

@@ -35,6 +35,7 @@ impl Simd for Portable {
     type F = [f32; LANES];
     type I = [i32; LANES];
     const GEMM_ROWS: usize = 2;
+    const GEMM_TILES: usize = 1;
     const ATTENTION_ROWS: usize = 1;
     const ATTENTION_VECTORS: usize = 2;
 
