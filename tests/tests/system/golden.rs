@@ -142,7 +142,7 @@ fn fast_mode_is_near_exact_mode() {
     // Three prompts on end: what matters is the mixture of contexts.
     let ids: Vec<u32> = golden().iter().skip(2).take(3).flat_map(|g| g.prompt[..10].to_vec()).collect();
     let logits = |mode: &str| {
-        let options = support::options(&model, &format!("--mode {mode} --memory 2GiB --threads 2"));
+        let options = support::options(&model, &format!("--mode {mode} --memory 2GiB --threads 1"));
         engine_setup::prompt_logits(&options, &ids, &mut Silent).unwrap_or_else(|e| panic!("{}", e.render()))
     };
     let (fast, exact) = (logits("fast"), logits("exact"));

@@ -26,10 +26,11 @@ pub fn options(model: &str, words: &str) -> EngineOptions {
     }
 }
 
-/// Load a model as `run` and `serve` do. Few sequences and little memory, unless `words` ask for more.
+/// Load a model as `run` and `serve` do. Few sequences, little memory and one thread, unless `words` ask for more: tests
+/// run side by side, and workers that wait for each other on busy cores take ten times as long.
 pub fn try_load(model: &str, words: &str) -> Result<Loaded, CliError> {
     let mut words = words.to_owned();
-    for (option, value) in [("--memory", "900MiB"), ("--max-num-seqs", "16"), ("--threads", "2")] {
+    for (option, value) in [("--memory", "900MiB"), ("--max-num-seqs", "16"), ("--threads", "1")] {
         if !words.contains(option) {
             words += &format!(" {option} {value}");
         }
