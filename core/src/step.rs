@@ -137,7 +137,7 @@ pub struct StepContent<'a> {
     pub tokens: &'a [ts_step_token],
     /// Token indices whose logits are wanted, ascending.
     pub logit_rows: &'a [u32],
-    /// Block-table changes, applied before anything else.
+    /// Block-table changes, applied before anything else; each entry of a table at most once.
     pub deltas: &'a [ts_table_delta],
 }
 

@@ -5,6 +5,6 @@ pub mod config;
 pub mod dummy;
 pub mod graph;
 pub mod loader;
+pub mod text;
 pub mod tiny;
 pub mod weights;
-pub mod text;

@@ -218,6 +218,13 @@ fn reasoning_is_the_same_for_every_cut() {
 }
 
 #[test]
+fn reasoning_may_be_opened_by_the_prompt() {
+    let inside = |prompt| ReasoningFormat::think(false).opened_by(prompt).starts_inside;
+    assert!(inside("<|im_start|>assistant\n<think>\n"));
+    assert!(!inside("<|im_start|>assistant\n<think>\n\n</think>\n\n") && !inside(""));
+}
+
+#[test]
 fn tool_call_json_streamed_with_every_cut_joins_to_valid_json() {
     let message = same_for_every_cut(ONE_CALL, &tools());
     assert_eq!(message.content, "");

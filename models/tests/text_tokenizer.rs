@@ -441,3 +441,18 @@ fn long_texts_without_a_break_are_encoded_or_refused_but_never_end_the_thread() 
         }
     }
 }
+
+#[test]
+fn a_model_without_a_tokenizer_has_a_stand_in() {
+    let tokenizer = Tokenizer::stand_in(300).unwrap();
+    let ids = tokenizer.encode("é 1", Controls::Parse, true).unwrap();
+    assert_eq!(ids, [0xC3, 0xA9, 0x20, 0x31]);
+    assert_eq!(tokenizer.decode(&[0xC3, 0xA9, 299], SpecialText::Skip).unwrap(), "é⟨299⟩");
+    assert_eq!(tokenizer.vocab_size(), 300);
+}
+
+#[test]
+fn ends_of_answers_are_known_from_their_strings() {
+    assert_eq!(byte_level(&[]).end_ids(), [256, 258]);
+    assert_eq!(Tokenizer::from_gguf(&gguf_spm()).unwrap().end_ids(), [2, 3]);
+}

@@ -308,17 +308,7 @@ fn two_embedded_backends_live_in_one_binary() {
 /// the copy linked into this test.
 #[test]
 fn the_rust_plugin_loads_beside_its_embedded_twin() {
-    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-    // Where this test's own target folder is, whatever it is called.
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
-    let built = Command::new(cargo)
-        .args(["build", "--quiet", "-p", "tokenspeed-null-plugin", "--target-dir"])
-        .arg(target)
-        .current_dir(root())
-        .status()
-        .unwrap();
-    assert!(built.success());
-    let path = target.join("debug/libtokenspeed_null.so");
+    let path = tokenspeed_tests::plugin("null");
     let mut log = SearchLog::default();
     let plugin = loader::load_logged(path.to_str().unwrap(), &SearchPaths::default(), &mut log).unwrap();
     assert_says(&log.steps.join("\n"), &["Rust root module matches"]);

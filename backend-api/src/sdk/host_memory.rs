@@ -22,17 +22,25 @@ unsafe impl Send for HostArena {}
 unsafe impl Sync for HostArena {}
 
 impl HostArena {
-    /// Zeroed memory; pages are touched on first use only.
+    /// Zeroed memory; pages are touched on first use only, so an arena larger than what is used costs nothing.
+    ///
+    /// The alignment is made by hand: asked for more than 16 bytes of it, the system allocator clears memory itself and
+    /// so touches every page.
     pub fn zeroed(bytes: u64, alignment: usize) -> Result<Self, Fault> {
-        let n = usize::try_from(bytes).ok().map(|n| n.max(1));
-        let layout = n.and_then(|n| Layout::from_size_align(n, alignment).ok());
+        const NATURAL: usize = 16;
+        let n = usize::try_from(bytes).ok().and_then(|n| n.max(1).checked_add(alignment));
+        let layout = n.and_then(|n| Layout::from_size_align(n, NATURAL).ok());
         let layout = layout.ok_or_else(|| Fault::out_of_memory(format!("{bytes} bytes cannot be addressed")))?;
         // SAFETY: the layout has a size above 0.
-        let data = NonNull::new(unsafe { alloc_zeroed(layout) })
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) })
             .ok_or_else(|| Fault::out_of_memory(format!("the system gave no {bytes} bytes of memory")))?;
-        let release = move |p: NonNull<u8>, _| {
-            // SAFETY: allocated above with the same layout.
-            unsafe { dealloc(p.as_ptr(), layout) }
+        let skip = start.as_ptr().align_offset(alignment);
+        assert!(skip <= alignment, "bytes can be aligned to a power of two");
+        // SAFETY: at most `alignment` bytes into an allocation with that much to spare.
+        let data = unsafe { start.add(skip) };
+        let release = move |data: NonNull<u8>, _| {
+            // SAFETY: `skip` bytes before the data is the allocation made above, with the same layout.
+            unsafe { dealloc(data.as_ptr().sub(skip), layout) }
         };
         Ok(Self { data, bytes: bytes as usize, writable: true, release: Some(Box::new(release)) })
     }

@@ -6,12 +6,12 @@ use std::sync::{
 };
 
 use tokenspeed_backend_api::{
-    abi::TS_PROFILE_LLAMA,
+    abi::{TS_ARENA_WEIGHTS, TS_PROFILE_LLAMA},
     catalogue::OpDesc,
     op::OpKind,
     sdk::{
-        BackendImpl, BoundOp, DeviceInfo, Fault, HostBacked, HostDevice, HostServices, Info, OpView, Options, Pack,
-        StepView, Support,
+        BackendImpl, BoundOp, DeviceInfo, Fault, HostArena, HostBacked, HostDevice, HostServices, Info, OpView,
+        Options, Pack, StepView, Support,
     },
     tensor::Tensor,
 };
@@ -119,6 +119,14 @@ impl HostDevice for CpuDevice {
 
     fn scratch(&self) -> Result<Pool, Fault> {
         Pool::new(self.threads).map_err(|e| Fault::internal(format!("cannot start {} threads: {e}", self.threads)))
+    }
+
+    #[cfg(target_os = "linux")]
+    fn alloc(&self, kind: u32, bytes: u64) -> Result<HostArena, Fault> {
+        match kind {
+            TS_ARENA_WEIGHTS => crate::huge_pages::alloc(bytes),
+            _ => HostArena::zeroed(bytes, Self::ALIGNMENT),
+        }
     }
 
     fn support(&self, op: &OpView<'_>) -> Support {

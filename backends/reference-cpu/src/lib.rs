@@ -20,6 +20,8 @@ pub mod exact;
 pub mod exp;
 mod fast;
 pub mod gemm;
+#[cfg(target_os = "linux")]
+mod huge_pages;
 pub mod kv_write;
 pub mod level;
 pub mod part;

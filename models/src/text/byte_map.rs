@@ -29,7 +29,6 @@ const fn chars_of_bytes() -> [char; 256] {
 const CHARS: [char; 256] = chars_of_bytes();
 
 /// The character that stands for `byte`.
-#[cfg(test)]
 pub fn char_of_byte(byte: u8) -> char {
     CHARS[byte as usize]
 }

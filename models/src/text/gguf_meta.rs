@@ -2,6 +2,9 @@
 //!
 //! Kind `gpt2` is byte-level BPE with merges and goes through the `tokenizers` crate; kind `llama` is SentencePiece BPE
 //! with scores ([`super::spm`]). Everything else is refused by name. Source: the GGUF specification's tokenizer keys.
+//!
+//! Bytes that a byte-level vocabulary lacks add no token, as everywhere (SmolLM2 has none for six control characters).
+//! The `qwen2` kind normalises to NFC, as that model's own tokenizer does; llama.cpp does not.
 
 use std::collections::HashMap;
 
@@ -12,7 +15,7 @@ use super::{
     error::TokenizerError,
     pre_tokenizer,
     spm::{PieceUse, Spm},
-    tokenizer::{Encoder, NamedIds, NamedTemplate, Tokenizer, plain_specials},
+    tokenizer::{Encoder, NamedIds, NamedTemplate, Tokenizer, is_boundary, plain_specials},
     vocabulary::{SpacePrefix, TokenKind, Vocabulary},
 };
 
@@ -56,20 +59,6 @@ const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
 const BYTE: i32 = 6;
 
-/// Strings that begin or end sequences and turns in published models.
-const TURN_ENDS: &[&str] = &[
-    "<s>",
-    "</s>",
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|eot_id|>",
-    "<|end|>",
-    "<|end_of_text|>",
-    "<start_of_turn>",
-    "<end_of_turn>",
-];
-
 fn bad(key: &str, cause: impl ToString) -> TokenizerError {
     TokenizerError::malformed(format!("tokenizer.ggml.{key}"), cause)
 }
@@ -85,7 +74,7 @@ impl GgufTokenizerMeta {
     fn kind(&self, id: usize) -> i32 {
         let written = self.token_types.as_ref().map_or(NORMAL, |types| types[id]);
         let is_end = written == USER_DEFINED
-            && ([self.bos, self.eos].contains(&Some(id as u32)) || TURN_ENDS.contains(&self.tokens[id].as_str()));
+            && ([self.bos, self.eos].contains(&Some(id as u32)) || is_boundary(&self.tokens[id]));
         if is_end { CONTROL } else { written }
     }
 
@@ -141,6 +130,22 @@ impl GgufTokenizerMeta {
 }
 
 impl Tokenizer {
+    /// A stand-in for models without a tokenizer (random weights): byte b is id b, every other id is the text `⟨id⟩`.
+    /// `vocab_size` below 256 leaves out the bytes that have no id.
+    pub fn stand_in(vocab_size: u32) -> Result<Self, TokenizerError> {
+        let token = |id: u32| match u8::try_from(id) {
+            Ok(byte) => byte_map::char_of_byte(byte).to_string(),
+            Err(_) => format!("⟨{id}⟩").bytes().map(byte_map::char_of_byte).collect(),
+        };
+        Self::from_gguf(&GgufTokenizerMeta {
+            model: "gpt2".into(),
+            pre: Some("gpt-2".into()),
+            tokens: (0..vocab_size).map(token).collect(),
+            merges: Some(Vec::new()),
+            ..Default::default()
+        })
+    }
+
     /// Rebuild the tokenizer of a GGUF file.
     pub fn from_gguf(meta: &GgufTokenizerMeta) -> Result<Self, TokenizerError> {
         meta.validate()?;

@@ -71,7 +71,7 @@ fn join_parts(index: usize, parts: &[Value]) -> Result<String, TemplateError> {
 
 fn parse_arguments(call: &mut Value) -> Result<(), String> {
     let function = call.get_mut("function").and_then(Value::as_object_mut).ok_or(" has no function")?;
-    if !function.get("name").is_some_and(|name| name.as_str().is_some_and(|name| !name.is_empty())) {
+    if function.get("name").and_then(Value::as_str).is_none_or(str::is_empty) {
         return Err(".function has no name".into());
     }
     let arguments = match function.get("arguments") {

@@ -5,8 +5,8 @@ use minijinja::{
     value::{Tuple, ValueKind, from_args},
 };
 
-/// Every method name that can be called on a value, for the check at load.
-pub const KNOWN: &[&str] = &[
+/// Every method name that can be called on a value.
+const KNOWN: &[&str] = &[
     "capitalize",
     "casefold",
     "center",
@@ -51,6 +51,16 @@ pub const KNOWN: &[&str] = &[
     "zfill",
 ];
 
+/// Methods that change a list or dict. Templates may not call them (Python's immutable sandbox refuses too, when the
+/// branch is reached), so a template that only contains one still loads.
+const MUTATORS: &[&str] =
+    &["append", "clear", "extend", "insert", "pop", "popitem", "remove", "reverse", "setdefault", "sort", "update"];
+
+/// True for names that some value has as a method, for the check at load.
+pub fn exists(method: &str) -> bool {
+    KNOWN.contains(&method) || MUTATORS.contains(&method)
+}
+
 /// Called for a method that the value itself does not have.
 pub fn call(state: &mut State, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
     let handled = match (value.kind(), value.as_str()) {
@@ -62,8 +72,13 @@ pub fn call(state: &mut State, value: &Value, method: &str, args: &[Value]) -> R
         }
         _ => None,
     };
+    let changes = MUTATORS.contains(&method) && matches!(value.kind(), ValueKind::Seq | ValueKind::Map);
     match handled {
         Some(result) => Ok(result),
+        None if changes => {
+            let cause = format!("{method}: templates may not change lists and dicts; build a new one instead");
+            Err(Error::new(ErrorKind::InvalidOperation, cause))
+        }
         None => minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args),
     }
 }

@@ -228,10 +228,12 @@ fn describe(error: &Error) -> String {
 
 fn add_functions(env: &mut Environment<'static>) {
     env.add_filter("tojson", tojson);
-    env.add_filter("fromjson", |text: &str| match serde_json::from_str(text) {
+    let fromjson = |text: &str| match serde_json::from_str(text) {
         Ok(json) => Ok(from_json(&json)),
         Err(error) => Err(Error::new(ErrorKind::InvalidOperation, format!("fromjson: {error}"))),
-    });
+    };
+    env.add_filter("fromjson", fromjson);
+    env.add_filter("from_json", fromjson);
     env.add_filter("string", |value: &Value| py_text::to_str(value));
     env.add_filter("join", join);
     env.add_filter("int", int);
@@ -243,7 +245,9 @@ fn add_functions(env: &mut Environment<'static>) {
         use minijinja::value::ValueKind::*;
         matches!(value.kind(), String | Seq | Map | Undefined)
     });
-    env.add_test("iterable", |value: &Value| value.as_str().is_some() || value.try_iter().is_ok());
+    env.add_test("iterable", |value: &Value| {
+        !value.is_none() && (value.as_str().is_some() || value.try_iter().is_ok())
+    });
     env.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, format!("{RAISED}{}", py_text::to_str(message)?)))
     });

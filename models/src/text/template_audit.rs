@@ -130,14 +130,11 @@ pub fn unknown_names(env: &Environment<'_>, source: &str) -> Vec<String> {
             match before {
                 Some(Token::Sign('|')) if !has_filter(env, name) => report("filter", name),
                 Some(Token::Sign('|')) => {}
-                _ if is_test => {
-                    if !has_test(env, name) {
-                        report("test", name);
-                    }
-                }
+                _ if is_test && !has_test(env, name) => report("test", name),
+                _ if is_test => {}
                 Some(Token::Sign('.')) if is_call => {
                     let is_own = ["cycle", "changed"].contains(&name.as_str()) || is_variable(name);
-                    if !is_own && !py_methods::KNOWN.contains(&name.as_str()) {
+                    if !is_own && !py_methods::exists(name) {
                         report("method", name);
                     }
                 }

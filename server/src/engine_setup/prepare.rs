@@ -58,7 +58,7 @@ pub(super) struct Prepared {
 /// Tokens per page where the backend has no wish.
 const PAGE_TOKENS: u32 = 64;
 /// Share of a device's memory used when `--memory` is silent, in percent: a CPU's memory is not ours alone.
-const SHARED_MEMORY_PERCENT: u64 = 50;
+const SHARED_MEMORY_PERCENT: u64 = 25;
 const DEVICE_MEMORY_PERCENT: u64 = 90;
 
 impl Prepared {

@@ -1,4 +1,8 @@
-//! A piece of a packed tile expanded to f32: `[k][16]`, values exactly those of the format's formula up to one rounding.
+//! A piece of a packed tile as f32 codes, `[k][16]`, and the scale and offset they stand for.
+//!
+//! value = scale · code + offset per output row and 32 k, so a block's products are summed first and scaled once. Codes
+//! are centred (the offset takes the difference): the two parts of a sum then cancel least. Formats without blocks, and
+//! `Q6_K` with its two scales per 32 k, give values directly.
 
 use super::layout::{BLOCK_K, TILE_ROWS, codes_bytes, unit_bytes, unit_k};
 use crate::{simd::Simd, small_float::f32_from_e4m3};
@@ -8,45 +12,75 @@ use tokenspeed_backend_api::dtype::DType;
 static E4M3: std::sync::LazyLock<[f32; 256]> =
     std::sync::LazyLock::new(|| std::array::from_fn(|code| f32_from_e4m3(code as u8)));
 
-/// Expand the blocks `first..first + count` (of 32 k each) of the tile at `tile` to `out`, `[count · 32][16]`.
+/// Whether block sums are to be scaled.
+pub const fn scaled(dtype: DType) -> bool {
+    dtype.block_len() > 1 && !matches!(dtype, DType::Q6K)
+}
+
+/// Whether there is an offset.
+pub const fn has_offset(dtype: DType) -> bool {
+    matches!(dtype, DType::Q4_1 | DType::Q5_1 | DType::Q4K | DType::Q5K)
+}
+
+/// Where block `b` of a tile stands: its codes, and what follows the codes of its unit.
+#[inline(always)]
+fn place(dtype: DType, tile: *const u8, b: usize) -> (*const u8, *const u8, usize) {
+    let subs = unit_k(dtype) / BLOCK_K;
+    let unit = tile.wrapping_add(b / subs * unit_bytes(dtype));
+    (unit.wrapping_add(b % subs * codes_bytes(dtype)), unit.wrapping_add(subs * codes_bytes(dtype)), b % subs)
+}
+
+/// Scale and offset of block `b` for centred codes; only for [`scaled`] formats.
 ///
 /// # Safety
-/// As [`Simd`]; the tile has those blocks, `out` that room.
+/// As [`Simd`]; the tile has that block.
 #[inline(always)]
-pub unsafe fn expand<S: Simd>(dtype: DType, tile: *const u8, first: usize, count: usize, out: *mut f32) {
-    for b in 0..count {
-        // SAFETY: block `first + b` is inside the tile, its 512 values inside `out`.
-        unsafe {
-            let out = out.add(b * BLOCK_K * TILE_ROWS);
-            let subs = unit_k(dtype) / BLOCK_K;
-            let (unit, sub) = ((first + b) / subs, (first + b) % subs);
-            expand_block::<S>(dtype, tile.add(unit * unit_bytes(dtype)), sub, out);
+pub unsafe fn factors<S: Simd>(dtype: DType, tile: *const u8, b: usize) -> (S::F, S::F) {
+    let (_, tail, sub) = place(dtype, tile, b);
+    // SAFETY: the tail is laid out as `layout` says.
+    unsafe {
+        match dtype {
+            DType::Q4_1 | DType::Q5_1 => {
+                let (scale, centre) = (S::load_f16(tail), if dtype == DType::Q4_1 { 8.0 } else { 16.0 });
+                (scale, S::fma(scale, S::splat(centre), S::load_f16(tail.add(32))))
+            }
+            DType::Q4K | DType::Q5K => {
+                let small = |at: usize| S::i_to_f(S::load_u8(tail.add(32 * sub + at)));
+                let scale = S::mul(S::load_f16(tail.add(256)), small(0));
+                let min = S::mul(S::load_f16(tail.add(288)), small(16));
+                let centre = if dtype == DType::Q4K { 8.0 } else { 16.0 };
+                (scale, S::sub(S::mul(scale, S::splat(centre)), min))
+            }
+            _ => (S::load_f16(tail), S::splat(0.0)),
         }
     }
 }
 
+/// Expand block `b` (32 k) of the tile at `tile` to `out`, `[32][16]`.
+///
+/// # Safety
+/// As [`Simd`]; the tile has that block, `out` that room.
 #[inline(always)]
-unsafe fn expand_block<S: Simd>(dtype: DType, unit: *const u8, sub: usize, out: *mut f32) {
-    // SAFETY: `unit` covers `unit_bytes(dtype)` bytes, laid out as `layout` says; `out` holds 512 values.
+pub unsafe fn expand<S: Simd>(dtype: DType, tile: *const u8, b: usize, out: *mut f32) {
+    let (codes, tail, sub) = place(dtype, tile, b);
+    // SAFETY: the unit is laid out as `layout` says; `out` holds 512 values.
     unsafe {
         let put = |k: usize, v: S::F| S::store(out.add(k * TILE_ROWS), v);
-        let codes = unit.add(sub * codes_bytes(dtype));
-        let tail = unit.add(unit_k(dtype) / BLOCK_K * codes_bytes(dtype));
         match dtype {
             DType::F32 => {
                 for k in 0..BLOCK_K {
-                    put(k, S::load(unit.cast::<f32>().add(k * TILE_ROWS)));
+                    put(k, S::load(codes.cast::<f32>().add(k * TILE_ROWS)));
                 }
             }
             DType::F16 => {
                 for k in 0..BLOCK_K {
-                    put(k, S::load_f16(unit.add(k * 2 * TILE_ROWS)));
+                    put(k, S::load_f16(codes.add(k * 2 * TILE_ROWS)));
                 }
             }
             DType::BF16 => {
                 let high = S::i_splat(0xFFFF_0000u32 as i32);
                 for r in 0..16 {
-                    let v = S::i_load(unit.add(64 * r));
+                    let v = S::i_load(codes.add(64 * r));
                     put(r, S::from_bits(S::i_shl(v, 16)));
                     put(r + 16, S::from_bits(S::i_and(v, high)));
                 }
@@ -54,91 +88,73 @@ unsafe fn expand_block<S: Simd>(dtype: DType, unit: *const u8, sub: usize, out: 
             DType::F8E4M3 => {
                 let table = &*E4M3;
                 for i in 0..BLOCK_K * TILE_ROWS {
-                    *out.add(i) = table[*unit.add(i) as usize];
+                    *out.add(i) = table[*codes.add(i) as usize];
                 }
             }
-            DType::Q8_0 => {
-                let scale = S::load_f16(tail);
-                for i in 0..8 {
-                    let v = S::i_load(codes.add(64 * i));
-                    for byte in 0..4 {
-                        let q = S::i_sar(S::i_shl(v, 24 - 8 * byte), 24);
-                        put(2 * i + byte as usize / 2 + 16 * (byte as usize % 2), S::mul(scale, S::i_to_f(q)));
-                    }
-                }
-            }
-            DType::Q4_0 => {
-                let scale = S::load_f16(tail);
-                nibbles::<S>(codes, scale, S::mul(scale, S::splat(-8.0)), |_| None, put);
-            }
-            DType::Q4_1 => nibbles::<S>(codes, S::load_f16(tail), S::load_f16(tail.add(32)), |_| None, put),
-            DType::Q5_0 => {
-                let scale = S::load_f16(tail);
-                nibbles::<S>(codes, scale, S::mul(scale, S::splat(-16.0)), |k| Some(fifth::<S>(codes, k)), put);
-            }
-            DType::Q5_1 => {
-                let (scale, min) = (S::load_f16(tail), S::load_f16(tail.add(32)));
-                nibbles::<S>(codes, scale, min, |k| Some(fifth::<S>(codes, k)), put);
-            }
-            DType::Q4K | DType::Q5K => {
-                let scale = S::mul(S::load_f16(tail.add(256)), S::i_to_f(S::load_u8(tail.add(32 * sub))));
-                let min = S::mul(S::load_f16(tail.add(288)), S::i_to_f(S::load_u8(tail.add(32 * sub + 16))));
-                let min = S::sub(S::splat(0.0), min);
-                if dtype == DType::Q4K {
-                    nibbles::<S>(codes, scale, min, |_| None, put);
-                } else {
-                    nibbles::<S>(codes, scale, min, |k| Some(fifth::<S>(codes, k)), put);
-                }
+            DType::Q8_0 => bytes::<S>(codes, put),
+            DType::Q4_0 | DType::Q4_1 | DType::Q4K => nibbles::<S>(codes, put),
+            DType::Q5_0 | DType::Q5_1 | DType::Q5K => {
+                let bits = S::i_load(codes.add(256));
+                nibbles::<S>(codes, |k, v| {
+                    // nibble − 8 + 16 · bit − 8 = code − 16
+                    let bit = S::i_and(S::i_shr(bits, k as u32), S::i_splat(1));
+                    put(k, S::add(v, S::sub(S::mul(S::i_to_f(bit), S::splat(16.0)), S::splat(8.0))));
+                });
             }
             DType::Q6K => {
                 let base = S::load_f16(tail.add(256));
-                for half in 0..2 {
-                    let scale = S::mul(base, S::i_to_f(S::load_i8(tail.add(16 * (2 * sub + half)))));
-                    let offset = S::mul(scale, S::splat(-32.0));
-                    let pairs = S::i_load(codes.add(256 + 64 * half));
-                    for r in 0..16 {
-                        let low = S::i_shr(S::i_load(codes.add(64 * (r / 4))), (16 * half + 4 * (r % 4)) as u32);
-                        let low = S::i_and(low, S::i_splat(15));
-                        let high = S::i_and(S::i_shr(pairs, 2 * r as u32), S::i_splat(3));
-                        let q = S::i_to_f(S::i_or(low, S::i_shl(high, 4)));
-                        put(r + 16 * half, S::fma(q, scale, offset));
-                    }
-                }
+                let scale = |half: usize| S::mul(base, S::i_to_f(S::load_i8(tail.add(16 * (2 * sub + half)))));
+                let (scales, pairs) = ([scale(0), scale(1)], [0, 1].map(|half| S::i_load(codes.add(256 + 64 * half))));
+                nibbles::<S>(codes, |k, v| {
+                    // nibble − 8 + 16 · pair − 24 = code − 32
+                    let high = S::i_and(S::i_shr(pairs[k / 16], 2 * (k as u32 % 16)), S::i_splat(3));
+                    let code = S::add(v, S::sub(S::mul(S::i_to_f(high), S::splat(16.0)), S::splat(24.0)));
+                    put(k, S::mul(code, scales[k / 16]));
+                });
             }
             _ => panic!("{dtype} is not a weight format"),
         }
     }
 }
 
-/// Bit k of each lane, as 0 or 16.
+/// Call `f` with k and nibble − 8, in order of k.
+///
+/// # Safety
+/// As [`Simd`]; 256 bytes of codes.
 #[inline(always)]
-unsafe fn fifth<S: Simd>(codes: *const u8, k: usize) -> S::I {
-    // SAFETY: the fifth bits stand behind 256 bytes of nibbles.
+pub unsafe fn nibbles<S: Simd>(codes: *const u8, mut f: impl FnMut(usize, S::F)) {
+    // SAFETY: the caller's promise.
     unsafe {
-        let bits = S::i_load(codes.add(256));
-        S::i_shl(S::i_and(S::i_shr(bits, k as u32), S::i_splat(1)), 4)
+        let v = [0, 1, 2, 3].map(|i| S::i_load(codes.add(64 * i)));
+        for (i, v) in v.iter().enumerate() {
+            f(4 * i, S::nibble::<0>(*v));
+            f(4 * i + 1, S::nibble::<4>(*v));
+            f(4 * i + 2, S::nibble::<8>(*v));
+            f(4 * i + 3, S::nibble::<12>(*v));
+        }
+        for (i, v) in v.iter().enumerate() {
+            f(16 + 4 * i, S::nibble::<16>(*v));
+            f(16 + 4 * i + 1, S::nibble::<20>(*v));
+            f(16 + 4 * i + 2, S::nibble::<24>(*v));
+            f(16 + 4 * i + 3, S::nibble::<28>(*v));
+        }
     }
 }
 
+/// Call `f` with k and signed byte, in order of k.
+///
+/// # Safety
+/// As [`Simd`]; 512 bytes of codes.
 #[inline(always)]
-unsafe fn nibbles<S: Simd>(
-    codes: *const u8,
-    scale: S::F,
-    offset: S::F,
-    more: impl Fn(usize) -> Option<S::I>,
-    put: impl Fn(usize, S::F),
-) {
-    for i in 0..4 {
-        // SAFETY: four vectors of nibbles.
-        unsafe {
-            let v = S::i_load(codes.add(64 * i));
-            for s in 0..8 {
-                let k = 4 * i + s % 4 + 16 * (s / 4);
-                let mut q = S::i_and(S::i_shr(v, 4 * s as u32), S::i_splat(15));
-                if let Some(bits) = more(k) {
-                    q = S::i_or(q, bits);
-                }
-                put(k, S::fma(S::i_to_f(q), scale, offset));
+pub unsafe fn bytes<S: Simd>(codes: *const u8, mut f: impl FnMut(usize, S::F)) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        for half in 0..2 {
+            for i in 0..8 {
+                let v = S::i_load(codes.add(64 * i));
+                let byte = |n: u32| S::i_to_f(S::i_sar(S::i_shl(v, 24 - 8 * n), 24));
+                f(16 * half + 2 * i, byte(half as u32));
+                f(16 * half + 2 * i + 1, byte(2 + half as u32));
             }
         }
     }

@@ -1,4 +1,7 @@
 //! Two 256-bit registers per vector.
+//!
+//! SAFETY: every function here is called through `dispatch` for a detected tier, inside a function compiled for its features;
+//! pointers are the caller's promise, as `Simd` states.
 
 use super::{LANES, Simd};
 use std::arch::x86_64::*;
@@ -31,6 +34,7 @@ impl Simd for Avx2 {
     type F = F;
     type I = I;
     const GEMM_ROWS: usize = 6;
+    const GEMM_TILES: usize = 1;
     const ATTENTION_ROWS: usize = 3;
     const ATTENTION_VECTORS: usize = 2;
 
@@ -185,6 +189,10 @@ impl Simd for Avx2 {
             };
             F(wide(p), wide(p.add(16)))
         }
+    }
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
     }
     #[inline(always)]
     unsafe fn transpose16(src: *const f32, ld_src: usize, dst: *mut f32, ld_dst: usize) {

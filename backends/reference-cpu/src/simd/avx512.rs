@@ -1,4 +1,7 @@
 //! One 512-bit register per vector.
+//!
+//! SAFETY: every function here is called through `dispatch` for a detected tier, inside a function compiled for its features;
+//! pointers are the caller's promise, as `Simd` states.
 
 use super::Simd;
 use std::arch::x86_64::*;
@@ -12,12 +15,28 @@ fn mask(n: usize) -> __mmask16 {
     ((1u32 << n) - 1) as __mmask16
 }
 
+/// Sum of the lanes in the order of [`Simd::sum`]; the intrinsic of that purpose leaves the order to the compiler.
+///
+/// # Safety
+/// AVX-512.
+#[inline(always)]
+pub unsafe fn sum512(v: __m512) -> f32 {
+    // SAFETY: no memory.
+    unsafe {
+        let v = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v));
+        let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+        let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
+        _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
+    }
+}
+
 // SAFETY of all unsafe blocks below: the tier's features are present and pointers are valid for the lanes touched,
 // by the trait's contract.
 impl Simd for Avx512 {
     type F = __m512;
     type I = __m512i;
-    const GEMM_ROWS: usize = 24;
+    const GEMM_ROWS: usize = 12;
+    const GEMM_TILES: usize = 2;
     const ATTENTION_ROWS: usize = 6;
     const ATTENTION_VECTORS: usize = 4;
 
@@ -78,6 +97,20 @@ impl Simd for Avx512 {
         unsafe { _mm512_permute_ps::<0b10_11_00_01>(v) }
     }
     #[inline(always)]
+    unsafe fn sum(v: __m512) -> f32 {
+        unsafe { sum512(v) }
+    }
+    #[inline(always)]
+    unsafe fn largest(v: __m512) -> f32 {
+        unsafe {
+            let (low, high) = (_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v));
+            let v = _mm256_max_ps(low, high);
+            let v = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+            let v = _mm_max_ps(v, _mm_movehl_ps(v, v));
+            _mm_cvtss_f32(_mm_max_ss(v, _mm_movehdup_ps(v)))
+        }
+    }
+    #[inline(always)]
     unsafe fn bits(v: __m512) -> __m512i {
         unsafe { _mm512_castps_si512(v) }
     }
@@ -123,6 +156,15 @@ impl Simd for Avx512 {
         unsafe { _mm512_cvtepi32_ps(a) }
     }
     #[inline(always)]
+    unsafe fn nibble<const SHIFT: u32>(v: __m512i) -> __m512 {
+        unsafe {
+            // The permute looks at four index bits only: no mask, no conversion.
+            let table = _mm512_setr_ps(-8., -7., -6., -5., -4., -3., -2., -1., 0., 1., 2., 3., 4., 5., 6., 7.);
+            let index = if SHIFT == 0 { v } else { _mm512_srli_epi32::<SHIFT>(v) };
+            _mm512_permutexvar_ps(index, table)
+        }
+    }
+    #[inline(always)]
     unsafe fn load_u8(p: *const u8) -> __m512i {
         unsafe { _mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast())) }
     }
@@ -140,6 +182,10 @@ impl Simd for Avx512 {
             let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
         }
+    }
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
     }
     #[inline(always)]
     unsafe fn transpose16(src: *const f32, ld_src: usize, dst: *mut f32, ld_dst: usize) {

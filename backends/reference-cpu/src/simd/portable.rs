@@ -1,6 +1,8 @@
 //! Plain arrays: right on any CPU, vectorised by the compiler as far as its target allows.
 //!
 //! Multiply-add rounds twice here: a fused one would be a library call per lane where the target has no FMA.
+//!
+//! SAFETY: pointers are the caller's promise, as `Simd` states; no CPU feature is assumed.
 
 use super::{LANES, Simd};
 use half::{bf16, f16};
@@ -33,6 +35,7 @@ impl Simd for Portable {
     type F = [f32; LANES];
     type I = [i32; LANES];
     const GEMM_ROWS: usize = 2;
+    const GEMM_TILES: usize = 1;
     const ATTENTION_ROWS: usize = 1;
     const ATTENTION_VECTORS: usize = 2;
 

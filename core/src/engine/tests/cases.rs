@@ -286,6 +286,7 @@ fn a_row_that_is_not_a_number_ends_its_request_only() {
     let mut rig = Rig::new(config(256, 64));
     let wanted = request(prompt(2, 30), greedy(10));
     let (poisoned, healthy) = (rig.submit(request(prompt(1, 40), greedy(10))), rig.submit(wanted.clone()));
+    rig.turn();
     let plan = rig.plan().unwrap();
     let mut logits = rig.device.run(&rig.step);
     logits[7] = f32::NAN;
@@ -293,7 +294,7 @@ fn a_row_that_is_not_a_number_ends_its_request_only() {
     rig.run_to_idle(20);
     let Event::Failed { message } = rig.end(poisoned) else { panic!("{:?}", rig.end(poisoned)) };
     assert!(message.contains("token id 7"), "{message}");
-    assert_eq!(rig.heard[&poisoned].len(), 1);
+    assert_eq!(rig.heard[&poisoned].len(), 3, "started, a token, the failure");
     assert_eq!(oracle::without_cached_tokens(&rig.heard[&healthy]).0, oracle::alone(&wanted, rig.engine.config()));
     let retry = rig.submit(request(prompt(1, 40), greedy(2)));
     rig.run_to_idle(20);
