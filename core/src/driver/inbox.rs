@@ -2,7 +2,7 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Condvar, Mutex, PoisonError, mpsc::SyncSender},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc::SyncSender},
 };
 
 use crate::{
@@ -18,28 +18,54 @@ pub(super) enum Command {
     Stop,
 }
 
+#[derive(Default)]
+struct Queue {
+    commands: VecDeque<Command>,
+    /// Nobody reads any more: a command left here would be waited for in vain.
+    closed: bool,
+}
+
 /// A queue with a condition variable; it keeps its capacity, so a steady state allocates nothing.
 #[derive(Default)]
 pub(super) struct Inbox {
-    queue: Mutex<VecDeque<Command>>,
+    queue: Mutex<Queue>,
     filled: Condvar,
 }
 
 impl Inbox {
-    pub(super) fn push(&self, command: Command) {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner).push_back(command);
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// False if the engine thread has ended: the command was dropped.
+    #[must_use]
+    pub(super) fn push(&self, command: Command) -> bool {
+        let mut queue = self.lock();
+        if queue.closed {
+            return false;
+        }
+        queue.commands.push_back(command);
+        drop(queue);
         self.filled.notify_one();
+        true
     }
 
     pub(super) fn pop(&self) -> Option<Command> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+        self.lock().commands.pop_front()
     }
 
     /// Sleep until there is something to pop.
     pub(super) fn wait(&self) {
-        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        while queue.is_empty() {
+        let mut queue = self.lock();
+        while queue.commands.is_empty() {
             queue = self.filled.wait(queue).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// Take no more, and hand out what nobody has read.
+    pub(super) fn close(&self) -> VecDeque<Command> {
+        let mut queue = self.lock();
+        queue.closed = true;
+        std::mem::take(&mut queue.commands)
     }
 }

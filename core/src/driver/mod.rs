@@ -71,6 +71,11 @@ impl Shared {
     fn dead(&self) -> Option<String> {
         self.dead.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
     }
+
+    /// For callers who already know that the thread has ended.
+    fn why_dead(&self) -> String {
+        self.dead().unwrap_or_else(|| "the engine has stopped".into())
+    }
 }
 
 /// A running engine. Dropping the last handle stops the thread after the step in flight.
@@ -145,9 +150,15 @@ impl Engine for EngineHandle {
         let ticket = RequestId(self.next_ticket.fetch_add(1, Ordering::Relaxed));
         let capacity = request.sampling.max_tokens.min(self.limits.max_model_len).min(MAILBOX_EVENTS_MAX) + 2;
         let mailbox = Mailbox::new(capacity as usize);
-        shared.inbox.push(Command::Submit { ticket, request: Box::new(request), mailbox: Arc::clone(&mailbox) });
+        let command = Command::Submit { ticket, request: Box::new(request), mailbox: Arc::clone(&mailbox) };
+        if !shared.inbox.push(command) {
+            return Err(SubmitError::Dead(shared.why_dead()));
+        }
         let for_abort = Arc::clone(shared);
-        Ok(EventStream::new(ticket, mailbox, move |ticket| for_abort.inbox.push(Command::Abort { ticket })))
+        Ok(EventStream::new(ticket, mailbox, move |ticket| {
+            // An engine that has ended has nothing left to abort.
+            let _ = for_abort.inbox.push(Command::Abort { ticket });
+        }))
     }
 
     fn metrics(&self) -> Metrics {
@@ -176,14 +187,17 @@ impl Engine for EngineHandle {
 
     fn flush_cache(&self) -> Result<(), String> {
         let (reply, answer) = std::sync::mpsc::sync_channel(1);
-        self.shared.inbox.push(Command::Flush { reply });
-        answer.recv().map_err(|_| self.shared.dead().unwrap_or_else(|| "the engine has stopped".into()))?
+        if !self.shared.inbox.push(Command::Flush { reply }) {
+            return Err(self.shared.why_dead());
+        }
+        answer.recv().map_err(|_| self.shared.why_dead())?
     }
 }
 
 impl Drop for EngineHandle {
     fn drop(&mut self) {
-        self.shared.inbox.push(Command::Stop);
+        // A thread that has ended needs no telling.
+        let _ = self.shared.inbox.push(Command::Stop);
         if let Some(thread) = self.thread.take() {
             // A panic was already turned into `dead` by the thread itself.
             let _ = thread.join();

@@ -64,7 +64,7 @@ pub(super) fn main(shared: Arc<Shared>, state: EngineState, runner: Box<dyn Step
     for (_, route) in engine.routes.by_id.drain() {
         route.mailbox.push(Event::Failed { message: why.clone() });
     }
-    while let Some(command) = shared.inbox.pop() {
+    for command in shared.inbox.close() {
         match command {
             Command::Submit { mailbox, .. } => mailbox.push(Event::Failed { message: why.clone() }),
             Command::Flush { reply } => drop(reply.send(Err(why.clone()))),
