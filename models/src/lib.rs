@@ -1,2 +1,5 @@
 //! Model graphs, weight readers, tokenizers and chat formats.
 #![deny(missing_docs)]
+
+pub mod config;
+pub mod weights;
