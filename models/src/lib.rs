@@ -2,4 +2,5 @@
 #![deny(missing_docs)]
 
 pub mod config;
+pub mod kimi;
 pub mod weights;
