@@ -11,10 +11,26 @@
 
 #[allow(missing_docs)]
 pub mod abi;
+pub mod backend;
 pub mod catalogue;
+pub mod conform;
 pub mod dtype;
+pub mod exec;
+pub mod embedded;
 pub mod graph;
+pub mod host;
+pub mod loader;
+pub mod manifest;
+pub mod negotiate;
 pub mod op;
 pub mod quant;
+pub mod plugin_root;
+pub mod record;
+pub mod sdk;
+pub mod sized;
 pub mod step;
+pub mod support;
 pub mod tensor;
+
+#[doc(hidden)]
+pub use inventory;

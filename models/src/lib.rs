@@ -2,5 +2,10 @@
 #![deny(missing_docs)]
 
 pub mod config;
+pub mod dummy;
+pub mod graph;
 pub mod kimi;
+pub mod loader;
+pub mod text;
+pub mod tiny;
 pub mod weights;

@@ -1,1 +1,2 @@
-//! Under construction.
+//! What the whole-system tests share.
+pub mod script_model;

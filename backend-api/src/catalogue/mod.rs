@@ -212,6 +212,18 @@ pub fn entry(kind: OpKind) -> &'static Entry {
     entry
 }
 
+/// How an op of `n` operands uses operand `index`: optional inputs are left out before the outputs, and the last operand
+/// of a variable-length op repeats.
+pub fn role(kind: OpKind, index: usize, n: usize) -> Role {
+    let specs = entry(kind).operands;
+    let outputs = specs.iter().rev().take_while(|s| s.role == Role::Out).count();
+    let from_end = n.saturating_sub(index);
+    if from_end <= outputs && n < specs.len() {
+        return specs[specs.len() - from_end].role;
+    }
+    specs[index.min(specs.len() - 1)].role
+}
+
 /// `docs/ops.md`, generated.
 pub fn document() -> String {
     let mut out = String::from(

@@ -12,9 +12,9 @@ pub(super) const ENTRY: Entry = Entry {
     operands: &[
         input("q [T, Hq, D]"),
         input("k cache [blocks, B, Hkv, D]"),
-        input("v cache [blocks, B, Hkv, D]"),
+        input("v cache [blocks, B, Hkv, Dv]"),
         input("table [rows, blocks per row] u32"),
-        output("y [T, Hq, D]"),
+        output("y [T, Hq, Dv]"),
     ],
     check,
     reference,
@@ -29,11 +29,15 @@ fn check(op: &OpDesc) -> Result<(), String> {
     op.dtype(1, &CACHE_DTYPES)?;
     op.dtype(2, &CACHE_DTYPES)?;
     op.dtype(3, &[DType::U32])?;
-    op.same_shape(0, 4)?;
-    let (q, k, v) = (&op.operands[0], &op.operands[1], &op.operands[2]);
-    let ok =
-        q.rank == 3 && k.rank == 4 && k.dims == v.dims && k.dims[3] == q.dims[2] && q.dims[1] % k.dims[2].max(1) == 0;
-    op.require(ok, || format!("q is {:?}, k is {:?}, v is {:?}", q.dims(), k.dims(), v.dims()))?;
+    let [q, k, v, _, y] = &op.operands[..] else { unreachable!("counted") };
+    let ok = q.rank == 3
+        && k.rank == 4
+        && v.rank == 4
+        && k.dims[..3] == v.dims[..3]
+        && k.dims[3] == q.dims[2]
+        && q.dims[1].is_multiple_of(k.dims[2].max(1))
+        && y.dims[..3] == [q.dims[0], q.dims[1], v.dims[3]];
+    op.require(ok, || format!("q is {:?}, k is {:?}, v is {:?}, y is {:?}", q.dims(), k.dims(), v.dims(), y.dims()))?;
     op.require(op.attrs.i[1] >= 0, || format!("window is {}", op.attrs.i[1]))
 }
 
@@ -41,12 +45,14 @@ fn check(op: &OpDesc) -> Result<(), String> {
 fn reference(call: &Call<'_>, part: Part) {
     let [q, k_cache, v_cache, table, y] = call.operands[..] else { unreachable!("checked") };
     let (heads, dim) = (q.tensor.dims[1] as usize, q.tensor.dims[2] as usize);
+    let value_dim = v_cache.tensor.dims[3] as usize;
     let (block_tokens, kv_heads) = (k_cache.tensor.dims[1] as usize, k_cache.tensor.dims[2] as usize);
     let window = call.attrs.i[1] as usize;
     let mut query = vec![0f32; heads * dim];
-    let mut block = vec![0f32; k_cache.row_len()];
+    let mut block = vec![0f32; k_cache.row_len().max(v_cache.row_len())];
+    let mut output = vec![0f32; heads * value_dim];
     let mut scores = Vec::new();
-    let mut sums = vec![0f64; heads * dim];
+    let mut sums = vec![0f64; heads * value_dim];
     let mut totals = vec![0f64; heads];
     for t in part.of(q.rows()) {
         let token = &call.step.tokens[t];
@@ -58,10 +64,11 @@ fn reference(call: &Call<'_>, part: Part) {
         scores.resize((position + 1 - first) * heads, 0f64);
         let mut each = |view: &crate::tensor::View, visit: &mut dyn FnMut(usize, &[f32])| {
             for index in first / block_tokens..=position / block_tokens {
-                view.load_row(table.load_u32(table_row, index) as usize, &mut block);
+                let width = view.row_len() / block_tokens;
+                view.load_row(table.load_u32(table_row, index) as usize, &mut block[..width * block_tokens]);
                 let start = index * block_tokens;
                 for p in start.max(first)..=position.min(start + block_tokens - 1) {
-                    visit(p, &block[(p - start) * kv_heads * dim..][..kv_heads * dim]);
+                    visit(p, &block[(p - start) * width..][..width]);
                 }
             }
         };
@@ -84,18 +91,18 @@ fn reference(call: &Call<'_>, part: Part) {
             for h in 0..heads {
                 let weight = libm::exp(scores[(p - first) * heads + h] - maxima[h]);
                 totals[h] += weight;
-                let value = &values[h * kv_heads / heads * dim..][..dim];
-                for (sum, v) in sums[h * dim..][..dim].iter_mut().zip(value) {
+                let value = &values[h * kv_heads / heads * value_dim..][..value_dim];
+                for (sum, v) in sums[h * value_dim..][..value_dim].iter_mut().zip(value) {
                     *sum += weight * f64::from(*v);
                 }
             }
         });
         for h in 0..heads {
-            for d in 0..dim {
-                query[h * dim + d] = (sums[h * dim + d] / totals[h]) as f32;
+            for d in 0..value_dim {
+                output[h * value_dim + d] = (sums[h * value_dim + d] / totals[h]) as f32;
             }
         }
-        y.store(t, 0, &query);
+        y.store(t, 0, &output);
     }
 }
 

@@ -1,7 +1,7 @@
 //! The 32-value block formats: one f16 scale `d` per block, plus an f16 minimum `m` in the `_1` kinds.
 //!
-//! 4- and 5-bit kinds keep value j (j < 16) in the low nibble of byte j and value j + 16 in its high nibble; 5-bit kinds
-//! keep bit 4 of value j in bit j of a little-endian u32.
+//! 4- and 5-bit kinds keep value j (j < 16) in the low nibble of byte j and value j + 16 in its high nibble; 5-bit
+//! kinds keep bit 4 of value j in bit j of a little-endian u32.
 
 use super::half_at;
 use half::f16;

@@ -14,8 +14,8 @@ fn scale_min(packed: &[u8], j: usize) -> (f32, f32) {
     (f32::from(scale), f32::from(min))
 }
 
-/// `[d: f16][dmin: f16][12 scale bytes][128 bytes]`: `x = (d · scale) · q − dmin · min`. Bytes 32c…32c+31 hold group 2c in their
-/// low and group 2c + 1 in their high nibbles.
+/// `[d: f16][dmin: f16][12 scale bytes][128 bytes]`: `x = (d · scale) · q − dmin · min`. Bytes 32c…32c+31 hold group
+/// 2c in their low and group 2c + 1 in their high nibbles.
 pub(super) fn q4_k(block: &[u8; 144], out: &mut [f32; 256]) {
     let (d, dmin, scales, low) = (half_at(block, 0), half_at(block, 2), &block[4..16], &block[16..]);
     for (group, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
@@ -28,7 +28,8 @@ pub(super) fn q4_k(block: &[u8; 144], out: &mut [f32; 256]) {
     }
 }
 
-/// As Q4_K with a fifth bit: bit `group` of `high[j]` belongs to value j of that group. `[d][dmin][12][32 high][128 low]`.
+/// `[d: f16][dmin: f16][12 scale bytes][32 high][128 low]`: as Q4_K with a fifth bit, bit `group` of `high[j]` for value
+/// j of that group.
 pub(super) fn q5_k(block: &[u8; 176], out: &mut [f32; 256]) {
     let (d, dmin, scales) = (half_at(block, 0), half_at(block, 2), &block[4..16]);
     let (high, low) = (&block[16..48], &block[48..]);

@@ -1,1 +1,38 @@
-//! Under construction.
+//! The CPU backend: fast kernels in tiers of instruction sets.
+//!
+//! Every op is a plain function over raw pointers that computes one worker's share of the work, so that a whole
+//! program runs inside one parallel region with barriers between ops. Arithmetic is fixed by shape and format alone:
+//! the number of rows, of workers and the neighbours in a batch never change a bit of a row's result. Different
+//! instruction-set tiers ([`Level`]) may differ in the last bits.
+//!
+//! Rejected: a BLAS or GEMM crate. Those choose blocking, and so rounding, by the number of rows.
+
+pub mod activation;
+pub mod attention;
+
+pub mod barrier;
+pub mod blocks;
+pub mod copy;
+pub mod device;
+pub mod elementwise;
+pub mod embedding;
+pub mod exact;
+pub mod exp;
+mod fast;
+pub mod gemm;
+pub mod kv_write;
+pub mod level;
+pub mod part;
+pub mod pool;
+pub mod rmsnorm;
+pub mod rope;
+pub mod row_gather;
+pub mod scratch;
+pub mod simd;
+pub mod small_float;
+pub mod table_update;
+
+pub use device::ReferenceCpu;
+pub use level::Level;
+pub use part::Part;
+pub use pool::{Pool, Worker};

@@ -188,7 +188,7 @@ impl EngineConfig {
         for &id in &self.eos_ids {
             at_most("eos_ids", id, self.tokenizer_vocab_size - 1, "it is a token id")?;
         }
-        let count = |class| self.components.iter().filter(|c| c.class == class).count();
+        let count = |class| self.components_of(class).count();
         let (paged, state) = (count(ComponentClass::Paged), count(ComponentClass::State));
         if paged == 0 || state > 1 {
             return Err(ConfigError::Components { paged, state });
@@ -231,16 +231,23 @@ impl EngineConfig {
         }
     }
 
-    /// The largest parameter block. Deltas: one page per running request, and the whole tables of two admissions
+    /// Numbers of the components of one class.
+    pub fn components_of(&self, class: ComponentClass) -> impl Iterator<Item = usize> + '_ {
+        (0..self.components.len()).filter(move |&at| self.components[at].class == class)
+    }
+
+    /// The largest parameter block. Deltas: the pages that a step's tokens can fill and one more per request, as many
+    /// that the step before turned out to share, and the whole tables of two admissions with long cached prefixes
     /// (further ones wait for the next step).
     pub fn step_capacity(&self) -> StepCapacity {
-        let paged = self.components.iter().filter(|c| c.class == ComponentClass::Paged).count();
-        let tables = self.max_num_seqs.saturating_add(self.blocks_per_row.saturating_mul(2));
+        let pages = self.max_batch_tokens.div_ceil(self.block_tokens).saturating_add(self.max_num_seqs);
+        let pages = pages.saturating_add(self.blocks_per_row).saturating_mul(2);
+        let paged = self.components_of(ComponentClass::Paged).count();
         StepCapacity {
             tokens: self.max_batch_tokens,
             rows: self.max_num_seqs,
             logit_rows: self.max_logit_rows,
-            deltas: tables.saturating_mul(u32::try_from(paged).unwrap_or(u32::MAX)),
+            deltas: pages.saturating_mul(u32::try_from(paged).unwrap_or(u32::MAX)),
         }
     }
 

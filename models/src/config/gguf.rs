@@ -1,7 +1,8 @@
 //! Model configuration from GGUF metadata.
 //!
 //! Key names: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>. What the keys leave open (biases, a tied
-//! head) GGUF says through the presence of tensors.
+//! head) GGUF says through the presence of tensors. `attention.sliding_window` is honoured for every architecture;
+//! llama.cpp passes it over for `llama`, which then attends to more than the model was trained to.
 
 use super::{
     Architecture, ModelConfig,

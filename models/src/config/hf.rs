@@ -7,6 +7,7 @@ use super::{
     hf_rope,
 };
 use crate::weights::quoted;
+use serde_json::{Map, Value};
 use std::path::Path;
 use tokenspeed_backend_api::dtype::DType;
 
@@ -64,8 +65,12 @@ const KNOWN: [&str; 46] = [
 
 /// Read and check a `config.json`.
 pub fn from_hf(file: &Path) -> Result<ModelConfig, ConfigError> {
-    let map = read_object(file)?;
-    let f = Fields::new(file, &map);
+    from_hf_map(file, &read_object(file)?)
+}
+
+/// As [`from_hf`], from parsed JSON; `file` is for messages.
+pub fn from_hf_map(file: &Path, map: &Map<String, Value>) -> Result<ModelConfig, ConfigError> {
+    let f = Fields::new(file, map);
     let architecture = architecture(&f)?;
     refuse_what_we_do_not_do(&f, architecture)?;
 
@@ -190,7 +195,7 @@ fn windows(f: &Fields, architecture: Architecture, n_layers: u64) -> Result<Vec<
                 "one entry per layer is needed",
             ));
         }
-        let one = |kind: &serde_json::Value| match (kind.as_str(), window) {
+        let one = |kind: &Value| match (kind.as_str(), window) {
             (Some("full_attention"), _) => Ok(0),
             (Some("sliding_attention"), Some(window)) => Ok(window),
             (Some("sliding_attention"), None) => Err(f.missing("sliding_window")),

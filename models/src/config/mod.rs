@@ -19,7 +19,7 @@ mod rope;
 pub use error::{ConfigError, ConfigFault};
 pub use generation::GenerationDefaults;
 pub use gguf::from_gguf;
-pub use hf::from_hf;
+pub use hf::{from_hf, from_hf_map};
 pub use kimi::{from_kimi, is_kimi};
 pub use rope::{Rope, RopeScaling, RopeStyle};
 
@@ -101,7 +101,8 @@ pub struct ModelConfig {
 /// Sizes beyond these are typing errors or attacks: they keep every product of two sizes inside 64 bits and the graph
 /// of a config small.
 const SIZE_MAX: u64 = 1 << 30;
-const LAYERS_MAX: u64 = 4096;
+const LAYERS_MAX: u64 = 1024;
+const HEAD_DIM_MAX: u64 = 1 << 16;
 
 impl ModelConfig {
     /// Relations between fields, whatever the source; `name` translates a field to the source's name for it.
@@ -127,7 +128,10 @@ impl ModelConfig {
             }
         }
         if self.n_layers > LAYERS_MAX {
-            return Err(invalid("num_hidden_layers", self.n_layers, "more than 4096 layers"));
+            return Err(invalid("num_hidden_layers", self.n_layers, "more than 1024 layers"));
+        }
+        if self.head_dim > HEAD_DIM_MAX {
+            return Err(invalid("head_dim", self.head_dim, "heads wider than 65536"));
         }
         if self.n_heads * self.head_dim > SIZE_MAX {
             return Err(invalid("head_dim", self.head_dim, "heads times head size is over 2^30"));

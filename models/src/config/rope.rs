@@ -80,8 +80,8 @@ impl Rope {
         }
     }
 
-    /// The `rotary_dims / 2` angular frequencies, in radians per token. `divisors` (GGUF's `rope_freqs.weight`, which is
-    /// how llama3 scaling is stored there) divide the unscaled ones.
+    /// The `rotary_dims / 2` angular frequencies, in radians per token. `divisors` (GGUF's `rope_freqs.weight`, which
+    /// is how llama3 scaling is stored there) divide the unscaled ones.
     ///
     /// # Panics
     /// If `divisors` has another length; the loader checks its shape.

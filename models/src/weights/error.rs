@@ -1,4 +1,5 @@
-//! Why a weight file is refused. One line each: names out of the file are escaped and cut, so a hostile name cannot forge log lines.
+//! Why a weight file is refused. One line each: names out of the file are escaped and cut, so a hostile name cannot
+//! forge log lines.
 #![forbid(unsafe_code)]
 
 use std::{io, path::PathBuf};

@@ -1,9 +1,9 @@
 //! A file mapped into memory, read-only.
 //!
 //! Mapping instead of reading: weights are used in place, start-up costs what is touched, and two servers share the
-//! pages. The price: a file that is truncated *while in use* raises SIGBUS in whoever touches the lost pages; the operating system
-//! offers no portable defence, so files must be replaced by renaming, never overwritten (see `docs`). A file that is
-//! short when opened is refused by the readers.
+//! pages. The price: a file that is truncated *while in use* raises SIGBUS in whoever touches the lost pages; the
+//! operating system offers no portable defence, so files must be replaced by renaming, never overwritten. A file that
+//! is short when opened is refused by the readers.
 
 use super::error::{Fault, WeightsError};
 use memmap2::Mmap;

@@ -99,6 +99,7 @@ fn check_entry(name: String, entry: Entry, region: usize) -> Result<Tensor, Faul
 fn check_cover(tensors: &mut [Tensor], data_start: u64, data: u64, actual: u64) -> Result<(), Fault> {
     tensors.sort_by(|a, b| (a.offset, a.bytes, &a.name).cmp(&(b.offset, b.bytes, &b.name)));
     let mut covered = 0;
+    let mut first_cut = None;
     for (i, tensor) in tensors.iter().enumerate() {
         let start = tensor.offset;
         if start < covered {
@@ -109,12 +110,12 @@ fn check_cover(tensors: &mut [Tensor], data_start: u64, data: u64, actual: u64) 
         }
         covered = start + tensor.bytes;
         if covered > data {
-            return Err(Fault::Truncated {
-                what: format!("tensor `{}`", quoted(&tensor.name)),
-                expected: data_start.saturating_add(covered),
-                actual,
-            });
+            first_cut = first_cut.or(Some(&tensor.name));
         }
+    }
+    if let Some(name) = first_cut {
+        let what = format!("tensor data, cut from `{}` on,", quoted(name));
+        return Err(Fault::Truncated { what, expected: data_start.saturating_add(covered), actual });
     }
     if covered < data {
         return Err(Fault::Trailing { extra: data - covered, expected: data_start + covered, actual });

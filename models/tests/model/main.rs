@@ -5,4 +5,7 @@ mod files;
 
 mod config_gguf;
 mod config_hf;
+mod forward;
 mod generation;
+mod interpreter;
+mod loading;

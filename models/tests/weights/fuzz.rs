@@ -1,7 +1,12 @@
 //! Random damage: readers refuse or accept, but never panic, and what they accept lies inside the file.
 use crate::files::*;
 use std::path::Path;
-use tokenspeed_models::weights::{Tensor, gguf, safetensors as reader};
+use tokenspeed_backend_api::dtype::DType;
+use tokenspeed_models::{
+    config::from_gguf,
+    tiny::Tiny,
+    weights::{Tensor, gguf, safetensors as reader},
+};
 
 /// splitmix64.
 struct Random(u64);
@@ -74,6 +79,29 @@ fn damaged_gguf() {
         }
     }
     assert!(accepted > 1000, "damage is too coarse to reach the deep checks: {accepted}");
+}
+
+/// A config of damaged metadata is refused or consistent, and computing its frequencies is always possible.
+#[test]
+fn damaged_gguf_config() {
+    let folder = Folder::new();
+    let path = folder.path().join("tiny.gguf");
+    Tiny::llama().write_gguf(&path, DType::F32).expect("written");
+    let good = std::fs::read(&path).expect("readable");
+    let keys_end = good.windows(17).position(|w| w == b"token_embd.weight").expect("the first tensor's name");
+    let mut random = Random(3);
+    let mut accepted = 0;
+    for _ in 0..20_000 {
+        let mut file = good.clone();
+        file.splice(..keys_end, damage(&good[..keys_end], &mut random));
+        let Ok(parsed) = gguf::parse(&file, Path::new("f")) else { continue };
+        if let Ok(config) = from_gguf(&parsed.metadata, |_| false) {
+            assert_eq!(config.windows.len() as u64, config.n_layers);
+            assert_eq!(config.rope.inverse_frequencies(None).len() as u64, config.rope.rotary_dims / 2);
+            accepted += 1;
+        }
+    }
+    assert!(accepted > 500, "damage is too coarse to reach the deep checks: {accepted}");
 }
 
 /// The reference library is the second opinion: we accept nothing it refuses, and refuse what it accepts only where we

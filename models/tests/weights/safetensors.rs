@@ -72,7 +72,8 @@ fn cut_inside_the_header() {
 fn data_one_byte_short() {
     let file = st(&[OK], 16);
     let (full, short) = (file.len(), file.len() - 1);
-    let want = format!("is truncated: tensor `a` ends at byte {full}, but the file has {short} bytes");
+    let want =
+        format!("is truncated: tensor data, cut from `a` on, ends at byte {full}, but the file has {short} bytes");
     assert!(refusal(NAME, &file[..short]).starts_with(&want));
 }
 

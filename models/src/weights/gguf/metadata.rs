@@ -19,8 +19,8 @@ pub struct Metadata {
 
 impl Metadata {
     pub(super) fn read(cursor: &mut Cursor, n: u64, file: &Path) -> Result<Self, Fault> {
-        // Name length, value type, at least one byte of value.
-        let n = cursor.count(n, 8 + 4 + 1, "metadata keys")?;
+        // A key is more than its length, but a lower bound lets the next error name the key that does not fit.
+        let n = cursor.count(n, 8, "metadata keys")?;
         let mut values = BTreeMap::new();
         for i in 0..n {
             let key = cursor.string(&format!("metadata key {i}"))?;

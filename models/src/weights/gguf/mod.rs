@@ -1,8 +1,9 @@
 //! GGUF, versions 2 and 3: `[magic][version][counts][metadata][tensor infos][padding][tensor data]`, little-endian.
 //!
 //! Format: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>. Our own parser, because the published readers
-//! trust counts and dimensions. Dimensions are innermost first in the file; [`Tensor::shape`](super::Tensor) is outermost first.
-//! Trailing bytes after the last tensor are accepted (padding, and llama.cpp accepts them); split files are refused.
+//! trust counts and dimensions. Dimensions are innermost first in the file; [`Tensor::shape`](super::Tensor) is
+//! outermost first. Trailing bytes after the last tensor are accepted (padding, and llama.cpp accepts them); split
+//! files are refused.
 #![forbid(unsafe_code)]
 
 mod cursor;

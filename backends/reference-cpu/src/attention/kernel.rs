@@ -1,0 +1,294 @@
+//! Attention of one unit: some tokens of a sequence, one key/value head.
+
+use super::{AttentionArgs, TILE, Unit, Work, tile};
+use crate::{
+    exp::exp,
+    simd::{Kernel, LANES, Simd, largest, sum},
+};
+use std::ops::Range;
+
+/// Vectors of 16 positions in a tile.
+const TILE_VECTORS: usize = TILE / LANES;
+
+pub(super) struct UnitKernel<'a> {
+    pub args: &'a AttentionArgs<'a>,
+    pub unit: Unit,
+    pub work: Work,
+}
+
+impl Kernel for UnitKernel<'_> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        // SAFETY: the caller's promise about args; scratch regions are sized for QUERIES_MAX queries.
+        unsafe {
+            self.load_queries::<S>();
+            let last = self.unit.position + self.unit.tokens - 1;
+            let first = self.args.first_seen(self.unit.position);
+            for start in (first / TILE * TILE..=last).step_by(TILE) {
+                // Positions before `first` may have lost their pages; after `last` nothing is written yet.
+                let seen = first.max(start)..(last + 1).min(start + TILE);
+                self.load_tile::<S>(start, seen.clone());
+                self.each_block::<S>(start, seen);
+            }
+            self.store_results::<S>();
+        }
+    }
+}
+
+impl UnitKernel<'_> {
+    fn queries(&self) -> usize {
+        self.unit.tokens * self.args.group()
+    }
+
+    fn padded(&self) -> usize {
+        self.args.head_dim.next_multiple_of(LANES)
+    }
+
+    /// Query row `q` in the operands: its token's heads of this group.
+    fn offset(&self, q: usize) -> usize {
+        let group = self.args.group();
+        let (token, head) = (self.unit.token + q / group, self.unit.kv_head * group + q % group);
+        (token * self.args.heads + head) * self.args.head_dim
+    }
+
+    fn position(&self, q: usize) -> usize {
+        self.unit.position + q / self.args.group()
+    }
+
+    #[inline(always)]
+    unsafe fn load_queries<S: Simd>(&self) {
+        let (dim, padded) = (self.args.head_dim, self.padded());
+        for q in 0..self.queries() {
+            // SAFETY: row q exists in the operand and in scratch.
+            unsafe {
+                let from = self.args.q.add(self.offset(q));
+                for d in (0..dim).step_by(LANES) {
+                    let v = S::mul(S::load_n(from.add(d), LANES.min(dim - d)), S::splat(self.args.scale));
+                    S::store(self.work.q.add(q * padded + d), v);
+                    S::store(self.work.out.add(q * padded + d), S::splat(0.0));
+                }
+                *self.work.max.add(q) = f32::NEG_INFINITY;
+                S::store(self.work.sum.add(q * LANES), S::splat(0.0));
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_tile<S: Simd>(&self, start: usize, seen: Range<usize>) {
+        let (args, unit, padded) = (self.args, self.unit, self.padded());
+        let (before, count) = (seen.start - start, seen.len());
+        // SAFETY: 64 padded rows each; rows outside `seen` become zeros, whatever a page holds there.
+        unsafe {
+            for buffer in [self.work.staging, self.work.values] {
+                std::ptr::write_bytes(buffer, 0, before * padded);
+                std::ptr::write_bytes(buffer.add((before + count) * padded), 0, (TILE - before - count) * padded);
+            }
+            let (keys, values) = (self.work.staging.add(before * padded), self.work.values.add(before * padded));
+            tile::fetch::<S>(&args.k, unit.table_row, seen.clone(), unit.kv_head, args.head_dim, keys);
+            tile::fetch::<S>(&args.v, unit.table_row, seen, unit.kv_head, args.head_dim, values);
+            tile::transpose::<S>(self.work.staging, padded, self.work.keys);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn each_block<S: Simd>(&self, start: usize, seen: Range<usize>) {
+        let mut q = 0;
+        macro_rules! step {
+            ($r:literal) => {
+                while $r <= S::ATTENTION_ROWS && self.queries() - q >= $r {
+                    // Causal: a block whose last query is before the tile sees nothing of it.
+                    if self.position(q + $r - 1) >= start {
+                        // SAFETY: rows q..q + $r exist.
+                        unsafe { self.block::<S, $r>(q, start, seen.clone()) };
+                    }
+                    q += $r;
+                }
+            };
+        }
+        step!(6);
+        step!(3);
+        step!(2);
+        step!(1);
+    }
+
+    /// R query rows against the loaded tile.
+    #[inline(always)]
+    unsafe fn block<S: Simd, const R: usize>(&self, q: usize, start: usize, seen: Range<usize>) {
+        // SAFETY: rows q..q + R exist.
+        unsafe {
+            match S::ATTENTION_VECTORS {
+                4 => self.scores::<S, R, 4>(q),
+                2 => self.scores::<S, R, 2>(q),
+                _ => self.scores::<S, R, 1>(q),
+            }
+            let mut decay = [1f32; R];
+            for (r, decay) in decay.iter_mut().enumerate() {
+                *decay = self.weigh::<S>(q + r, start);
+            }
+            // Values of positions no query of this block sees are left out; they would add zeros.
+            let end = (self.position(q + R - 1) + 1).min(seen.end) - start;
+            let begin = self.args.first_seen(self.position(q)).max(seen.start) - start;
+            if begin < end {
+                match S::ATTENTION_VECTORS {
+                    4 => self.add_values::<S, R, 4>(q, &decay, begin..end),
+                    2 => self.add_values::<S, R, 2>(q, &decay, begin..end),
+                    _ => self.add_values::<S, R, 1>(q, &decay, begin..end),
+                }
+            }
+        }
+    }
+
+    /// Scores of R query rows with all 64 positions.
+    #[inline(always)]
+    unsafe fn scores<S: Simd, const R: usize, const V: usize>(&self, q: usize) {
+        let (dim, padded) = (self.args.head_dim, self.padded());
+        // SAFETY: rows and positions are inside their regions.
+        unsafe {
+            let query = self.work.q.add(q * padded);
+            for v0 in (0..TILE_VECTORS).step_by(V) {
+                let mut s = [[S::splat(0.0); V]; R];
+                for d in 0..dim {
+                    let keys = self.work.keys.add(d * TILE + v0 * LANES);
+                    let mut k = [S::splat(0.0); V];
+                    for (v, k) in k.iter_mut().enumerate() {
+                        *k = S::load(keys.add(v * LANES));
+                    }
+                    for (r, s) in s.iter_mut().enumerate() {
+                        let x = S::splat(*query.add(r * padded + d));
+                        for (s, k) in s.iter_mut().zip(k) {
+                            *s = S::fma(x, k, *s);
+                        }
+                    }
+                }
+                for (r, s) in s.iter().enumerate() {
+                    for (v, s) in s.iter().enumerate() {
+                        S::store(self.work.scores.add((q + r) * TILE + (v0 + v) * LANES), *s);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Scores of row `q` to softmax weights, relative to the new maximum; returns the factor for what was before.
+    #[inline(always)]
+    unsafe fn weigh<S: Simd>(&self, q: usize, start: usize) -> f32 {
+        let position = self.position(q);
+        let from = self.args.first_seen(position).saturating_sub(start).min(TILE);
+        let to = (position + 1).saturating_sub(start).min(TILE);
+        // SAFETY: row q of every region.
+        unsafe {
+            let scores = self.work.scores.add(q * TILE);
+            if from >= to {
+                std::ptr::write_bytes(scores, 0, TILE);
+                return 1.0;
+            }
+            for i in (0..from).chain(to..TILE) {
+                *scores.add(i) = f32::NEG_INFINITY;
+            }
+            let mut s = [S::splat(0.0); TILE_VECTORS];
+            for (v, s) in s.iter_mut().enumerate() {
+                *s = S::load(scores.add(v * LANES));
+            }
+            let [a, b, c, d] = s;
+            let old = *self.work.max.add(q);
+            let new = largest::<S>(S::max(S::max(a, b), S::max(c, d)));
+            let new = if old > new { old } else { new };
+            *self.work.max.add(q) = new;
+            for s in &mut s {
+                *s = exp::<S>(S::sub(*s, S::splat(new)));
+            }
+            let [a, b, c, d] = s;
+            let mut first = [0f32; LANES];
+            let decay = exp::<S>(S::sub(S::splat(old), S::splat(new)));
+            S::store(first.as_mut_ptr(), decay);
+            let sums = self.work.sum.add(q * LANES);
+            let tile = S::add(S::add(a, b), S::add(c, d));
+            S::store(sums, S::fma(S::load(sums), decay, tile));
+            for (v, s) in s.iter().enumerate() {
+                S::store(scores.add(v * LANES), *s);
+            }
+            first[0]
+        }
+    }
+
+    /// out = out · decay + Σ weight · value over `positions` of the tile.
+    #[inline(always)]
+    unsafe fn add_values<S: Simd, const R: usize, const V: usize>(
+        &self,
+        q: usize,
+        decay: &[f32; R],
+        positions: Range<usize>,
+    ) {
+        let padded = self.padded();
+        let vectors = padded / LANES;
+        let mut v0 = 0;
+        while v0 < vectors {
+            // SAFETY: the vectors addressed are inside a padded row.
+            unsafe {
+                if vectors - v0 >= V {
+                    self.add_columns::<S, R, V>(q, decay, positions.clone(), v0);
+                    v0 += V;
+                } else {
+                    self.add_columns::<S, R, 1>(q, decay, positions.clone(), v0);
+                    v0 += 1;
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add_columns<S: Simd, const R: usize, const V: usize>(
+        &self,
+        q: usize,
+        decay: &[f32; R],
+        positions: Range<usize>,
+        v0: usize,
+    ) {
+        let padded = self.padded();
+        // SAFETY: as in `add_values`.
+        unsafe {
+            let out = self.work.out.add(q * padded + v0 * LANES);
+            let weights = self.work.scores.add(q * TILE);
+            let mut o = [[S::splat(0.0); V]; R];
+            for (r, o) in o.iter_mut().enumerate() {
+                for (v, o) in o.iter_mut().enumerate() {
+                    *o = S::mul(S::load(out.add(r * padded + v * LANES)), S::splat(decay[r]));
+                }
+            }
+            for j in positions {
+                let row = self.work.values.add(j * padded + v0 * LANES);
+                let mut value = [S::splat(0.0); V];
+                for (v, value) in value.iter_mut().enumerate() {
+                    *value = S::load(row.add(v * LANES));
+                }
+                for (r, o) in o.iter_mut().enumerate() {
+                    let w = S::splat(*weights.add(r * TILE + j));
+                    for (o, value) in o.iter_mut().zip(value) {
+                        *o = S::fma(w, value, *o);
+                    }
+                }
+            }
+            for (r, o) in o.iter().enumerate() {
+                for (v, o) in o.iter().enumerate() {
+                    S::store(out.add(r * padded + v * LANES), *o);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_results<S: Simd>(&self) {
+        let (dim, padded) = (self.args.head_dim, self.padded());
+        for q in 0..self.queries() {
+            // SAFETY: row q exists in the operand and in scratch.
+            unsafe {
+                let scale = S::splat(1.0 / sum::<S>(S::load(self.work.sum.add(q * LANES))));
+                let to = self.args.y.add(self.offset(q));
+                for d in (0..dim).step_by(LANES) {
+                    let v = S::mul(S::load(self.work.out.add(q * padded + d)), scale);
+                    S::store_n(to.add(d), v, LANES.min(dim - d));
+                }
+            }
+        }
+    }
+}

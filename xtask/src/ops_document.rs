@@ -1,0 +1,39 @@
+//! `docs/ops.md`, printed by the op catalogue itself.
+//!
+//! An example of `backend-api` prints it, so that this program does not have to link that crate and what it depends on.
+
+use crate::{command, workspace};
+
+const DOCUMENT: &str = "docs/ops.md";
+
+/// Writes the document, or with `check` compares it with what would be written.
+pub fn run(check: bool) -> Result<(), String> {
+    let example = ["run", "--quiet", "--package", "tokenspeed-backend-api", "--example", "ops_document"];
+    let text = command::capture(command::cargo().args(example))?;
+    let path = workspace::root().join(DOCUMENT);
+    if !check {
+        return std::fs::write(&path, text).map_err(|e| format!("{DOCUMENT}: {e}"));
+    }
+    let found = std::fs::read_to_string(&path).map_err(|e| format!("{DOCUMENT}: {e}"))?;
+    first_difference(&found, &text)
+}
+
+fn first_difference(found: &str, wanted: &str) -> Result<(), String> {
+    if found == wanted {
+        return Ok(());
+    }
+    let same = found.lines().zip(wanted.lines()).take_while(|(a, b)| a == b).count();
+    Err(format!("{DOCUMENT}:{}: differs from the catalogue; run `cargo xtask header`", same + 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drift_is_seen_at_its_line() {
+        assert_eq!(first_difference("a\nb\n", "a\nb\n"), Ok(()));
+        assert!(first_difference("a\nb\n", "a\nc\n").unwrap_err().contains("ops.md:2"));
+        assert!(first_difference("a\n", "a\nc\n").unwrap_err().contains("ops.md:2"));
+    }
+}

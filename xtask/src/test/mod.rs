@@ -1,0 +1,120 @@
+//! `cargo xtask test`: install what tests need, build, run everything, count.
+//!
+//! Stages run in order and all of them run even after a failure, so that one run shows the whole state. The last line
+//! is always `N passed, N failed`. Tests never assert wall time; the table printed here is where time is watched.
+
+mod counts;
+mod stage;
+
+use std::path::Path;
+
+use crate::{command, python, tree, workspace};
+use counts::Counts;
+use stage::Stages;
+
+/// Whole-system tests: models, server, plugins.
+const SYSTEM_PACKAGE: &str = "tokenspeed-tests";
+/// The small real model that tests run.
+const MODEL: &str = "smollm2-135m";
+
+/// Runs all tests; `long` also those that ask for it through `TOKENSPEED_LONG_TESTS`.
+pub fn run(long: bool) -> Result<(), String> {
+    let root = workspace::root();
+    let mut stages = Stages::default();
+    let python = stages.prepare("python environment", python::interpreter)?;
+    stages.prepare("build", build)?;
+    stages.prepare("model", || fetch_model(&python))?;
+    let environment = Environment { python: python.display().to_string(), long };
+    stages.count("core, ABI, text", || cargo_tests(&["--workspace", "--exclude", SYSTEM_PACKAGE], &environment));
+    stages.count("models and system", || cargo_tests(&["--package", SYSTEM_PACKAGE], &environment));
+    stages.count("compile-fail doctests", || doctests(&root));
+    stages.count("vectors", || Ok(Counts::of_one(crate::vectors::run(false))));
+    stages.count("python clients", || clients(&root, &environment));
+    print!("{}", stages.table());
+    let total = stages.total();
+    println!("{} passed, {} failed", total.passed, total.failed);
+    if total.failed == 0 { Ok(()) } else { Err("tests failed".into()) }
+}
+
+/// What tests may read from their environment.
+struct Environment {
+    python: String,
+    long: bool,
+}
+
+impl Environment {
+    fn apply<'a>(&self, command: &'a mut std::process::Command) -> Result<&'a mut std::process::Command, String> {
+        command.env("TOKENSPEED_PYTHON", &self.python).env("TOKENSPEED_HOME", home()?);
+        command.env("TOKENSPEED_BIN", workspace::target_folder()?.join("debug/tokenspeed"));
+        if self.long {
+            command.env("TOKENSPEED_LONG_TESTS", "1");
+        }
+        Ok(command)
+    }
+}
+
+/// Cache of fetched models: the user's own if set, else one that `cargo clean` removes.
+pub fn home() -> Result<std::path::PathBuf, String> {
+    match std::env::var_os("TOKENSPEED_HOME") {
+        Some(home) => Ok(home.into()),
+        None => Ok(workspace::target_folder()?.join("tokenspeed-home")),
+    }
+}
+
+fn build() -> Result<(), String> {
+    // Plugins and the command are not test targets of the packages whose tests load them.
+    command::run(command::cargo().args(["build", "--quiet", "--workspace"]))?;
+    command::run(command::cargo().args(["test", "--quiet", "--workspace", "--no-run"]))
+}
+
+fn fetch_model(python: &Path) -> Result<(), String> {
+    let mut pull = std::process::Command::new(workspace::target_folder()?.join("debug/tokenspeed"));
+    // `pull` calls pip; the environment's interpreter has one even where the system's has none.
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = python.parent().map(Path::to_path_buf).into_iter().chain(std::env::split_paths(&path));
+    let path = std::env::join_paths(folders).map_err(|e| e.to_string())?;
+    command::run(pull.args(["pull", MODEL]).env("TOKENSPEED_HOME", home()?).env("PATH", path))
+}
+
+/// `cargo nextest run` where installed (a process per test, parallel across binaries), else `cargo test`.
+fn cargo_tests(selection: &[&str], environment: &Environment) -> Result<Counts, String> {
+    let has_nextest = command::capture(command::cargo().args(["nextest", "--version"])).is_ok();
+    let mut cargo = command::cargo();
+    if has_nextest {
+        cargo
+            .args(["nextest", "run", "--no-fail-fast", "--no-tests", "pass", "--status-level", "slow"])
+            .args(selection);
+    } else {
+        cargo.args(["test", "--quiet", "--no-fail-fast", "--lib", "--bins", "--tests"]).args(selection);
+    }
+    let (ok, text) = command::tee(environment.apply(&mut cargo)?)?;
+    Ok(Counts::of_output(&text).checked(ok))
+}
+
+/// Illegal transitions are shown not to compile by doctests; other crates have no reason to pay for them.
+fn doctests(root: &Path) -> Result<Counts, String> {
+    let files = tree::read(root)?;
+    let mut counts = Counts::default();
+    for package in workspace::metadata()?["packages"].as_array().into_iter().flatten() {
+        let manifest = package["manifest_path"].as_str().unwrap_or_default();
+        let folder = Path::new(manifest).parent().and_then(|p| p.strip_prefix(root).ok()).map(|p| p.join("src"));
+        let uses = |f: &tree::File| {
+            folder.as_ref().is_some_and(|p| Path::new(&f.path).starts_with(p))
+                && f.rust().is_some_and(|t| {
+                    t.lines().any(|l| l.trim_start().starts_with("//") && l.contains("```compile_fail"))
+                })
+        };
+        let (Some(name), true) = (package["name"].as_str(), files.iter().any(uses)) else { continue };
+        let (ok, text) = command::tee(command::cargo().args(["test", "--quiet", "--doc", "--package", name]))?;
+        counts = counts + Counts::of_output(&text).checked(ok);
+    }
+    Ok(counts)
+}
+
+/// `tests/clients/test_*.py`: official client libraries against the built command.
+fn clients(root: &Path, environment: &Environment) -> Result<Counts, String> {
+    let mut python = std::process::Command::new(&environment.python);
+    python.current_dir(root).args(["-B", "-m", "unittest", "discover", "--start-directory", "tests/clients"]);
+    let (ok, text) = command::tee(environment.apply(&mut python)?)?;
+    Ok(Counts::of_output(&text).checked(ok))
+}
