@@ -124,7 +124,8 @@ fn check(case: &Case, outputs: &[(usize, Vec<f64>)]) -> Result<(), String> {
         let rms = (expected.iter().map(|x| x * x).sum::<f64>() / expected.len().max(1) as f64).sqrt();
         let absolute = if rounds_inside(case.kind) { 1e-6 } else { 1e-9 };
         for (i, (g, e)) in got.iter().zip(expected).enumerate() {
-            if g != e && !((g - e).abs() <= 1.2e-7 * e.abs() + absolute * rms) {
+            let close = (g - e).abs() <= 1.2e-7 * e.abs() + absolute * rms;
+            if g != e && !close {
                 return Err(format!("{} {}: operand {index}[{i}] is {g}, expected {e}", case.kind, case.name));
             }
         }

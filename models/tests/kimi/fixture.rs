@@ -58,32 +58,20 @@ pub struct Request {
     pub write: u32,
 }
 
-/// A step of these requests and their tokens, with logits of every token.
+/// A step of these requests and their tokens, with logits of every token. A request without tokens must be alone.
 pub fn step(spans: &[(Request, &[i32])]) -> StepData {
-    let plain: Vec<_> = spans.iter().map(|(r, ids)| (r.row, r.computed, *ids)).collect();
-    let mut step = StepData::default();
-    for (i, (row, computed, ids)) in plain.into_iter().enumerate() {
-        let request = spans[i].0;
-        step.rows.push(tokenspeed_backend_api::abi::ts_step_row {
-            table_row: row,
-            computed,
-            query_start: step.tokens.len() as u32,
-            query_len: ids.len() as u32,
-            state_read: request.read,
-            state_write: request.write,
-            state_tokens: computed,
-            reserved: 0,
-        });
-        for (j, id) in ids.iter().enumerate() {
-            step.logit_rows.push(step.tokens.len() as u32);
-            step.tokens.push(tokenspeed_backend_api::abi::ts_step_token {
-                id: *id,
-                position: computed + j as u32,
-                row: i as u32,
-                reserved: 0,
-            });
-        }
+    let filled: Vec<_> =
+        spans.iter().map(|(r, ids)| (r.row, r.computed, if ids.is_empty() { &[0] } else { *ids })).collect();
+    let mut step = StepData::from_spans(&filled);
+    for (row, (request, ids)) in step.rows.iter_mut().zip(spans) {
+        (row.state_read, row.state_write, row.state_tokens) = (request.read, request.write, request.computed);
+        row.query_len = ids.len() as u32;
     }
+    if spans.iter().any(|(_, ids)| ids.is_empty()) {
+        assert_eq!(spans.len(), 1);
+        step.tokens.clear();
+    }
+    step.logit_rows = (0..step.tokens.len() as u32).collect();
     step
 }
 

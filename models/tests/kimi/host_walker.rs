@@ -3,11 +3,11 @@
 
 use std::collections::HashMap;
 use tokenspeed_backend_api::{
-    catalogue::{self, Call, OpDesc, Part},
+    catalogue::{self, Case, CaseOperand, Role},
     dtype::DType,
     graph::{CacheTensor, ComponentKind, Graph, GraphOp, Ref, Vary, WeightBytes, WeightSource},
     step::{StepData, StepView},
-    tensor::{Tensor, View},
+    tensor::Tensor,
 };
 
 /// Tokens per page and pages per request; requests and state slots.
@@ -66,27 +66,33 @@ impl<'a> Host<'a> {
                     self.load(&graph, *i);
                 }
             }
-            let operands: Vec<Tensor> = op.operands.iter().map(|r| tensor(&graph, *r, &view)).collect();
-            let desc = OpDesc { kind: op.kind, attrs: op.attrs, operands };
-            desc.check().unwrap_or_else(|e| panic!("{}: {e}", op.label));
-            let views: Vec<View> = op
-                .operands
-                .iter()
-                .zip(&desc.operands)
-                .map(|(r, tensor)| {
-                    let bytes = match *r {
-                        Ref::Value(i) => &mut values[i],
-                        Ref::Weight(i) => self.weights.get_mut(&graph.weights[i].name).expect("loaded above"),
-                        Ref::Cache { component, tensor } => &mut self.caches[component][tensor],
-                        Ref::Table { component } => &mut self.tables[component],
-                    };
-                    assert_eq!(bytes.len() as u64, tensor.bytes(), "{}", op.label);
-                    // SAFETY: the buffer has the tensor's size and outlives the call; one thread runs all of it.
-                    unsafe { View::new(*tensor, bytes.as_mut_ptr()) }
-                })
-                .collect();
-            let call = Call { attrs: op.attrs, operands: &views, step: view };
-            (catalogue::entry(op.kind).reference)(&call, Part::WHOLE);
+            let operands = op.operands.iter().map(|r| {
+                let bytes = match *r {
+                    Ref::Value(i) => &values[i],
+                    Ref::Weight(i) => &self.weights[&graph.weights[i].name],
+                    Ref::Cache { component, tensor } => &self.caches[component][tensor],
+                    Ref::Table { component } => &self.tables[component],
+                };
+                let tensor = tensor(&graph, *r, &view);
+                assert_eq!(bytes.len() as u64, tensor.bytes(), "{}", op.label);
+                CaseOperand { tensor, role: Role::InOut, bytes: bytes.clone() }
+            });
+            let case = Case {
+                name: op.label.clone(),
+                kind: op.kind,
+                attrs: op.attrs,
+                operands: operands.collect(),
+                step: step.clone(),
+            };
+            case.desc().check().unwrap_or_else(|e| panic!("{}: {e}", op.label));
+            for (r, bytes) in op.operands.iter().zip(case.run_reference(1)) {
+                match *r {
+                    Ref::Value(i) => values[i] = bytes,
+                    Ref::Weight(_) => {}
+                    Ref::Cache { component, tensor } => self.caches[component][tensor] = bytes,
+                    Ref::Table { component } => self.tables[component] = bytes,
+                }
+            }
         }
         let Some(logits) = graph.logits else { return Vec::new() };
         let width = graph.values[logits].inner[0] as usize;
