@@ -98,12 +98,7 @@ impl Executable {
         &self.device
     }
 
-    /// Run one parameter block and return the first `n_logits` values of the logits. Allocates nothing on success.
-    ///
-    /// # Panics
-    /// If the block or the logits are larger than the arenas: the plan was made for this program.
-    pub fn run(&mut self, step: &[u8], n_logits: usize) -> Result<&[f32], BackendError> {
-        assert!(n_logits as u64 * 4 <= self.output.bytes(), "{n_logits} logits in {} bytes", self.output.bytes());
+    fn run_ops(&mut self, step: &[u8]) -> Result<(), BackendError> {
         self.value += 1;
         match &self.runner {
             Runner::Program(program) => {
@@ -120,7 +115,22 @@ impl Executable {
                 self.device.queue_signal(&self.queue, &self.event, self.value)?;
             }
         }
-        self.event.wait(self.value, STEP_TIMEOUT_NS)?;
+        self.event.wait(self.value, STEP_TIMEOUT_NS)
+    }
+
+    /// Run one parameter block and return the first `n_logits` values of the logits. Allocates nothing on success.
+    ///
+    /// # Panics
+    /// If the block or the logits are larger than the arenas: the plan was made for this program.
+    pub fn run(&mut self, step: &[u8], n_logits: usize) -> Result<&[f32], BackendError> {
+        if let Err(error) = self.run_ops(step) {
+            // An error sticks to the timeline; the next step gets a new one if the device can still make it.
+            if let Ok(event) = self.device.event_create() {
+                (self.event, self.value) = (event, 0);
+            }
+            return Err(error);
+        }
+        assert!(n_logits as u64 * 4 <= self.output.bytes(), "{n_logits} logits in {} bytes", self.output.bytes());
         match &mut self.logits {
             // SAFETY: mapped for as long as the arena lives, large enough (asserted), aligned as every arena is, and the
             // device is done writing.

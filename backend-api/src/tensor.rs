@@ -47,9 +47,10 @@ impl Tensor {
         }
     }
 
-    /// From the ABI form; the error names the offending field.
+    /// From the ABI form: known format, rank 1 to 4, no empty dimension, no overflow, rows that are whole blocks and do
+    /// not overlap. The error says what is wrong.
     pub fn from_abi(t: &ts_tensor) -> Result<Self, String> {
-        let dtype = DType::from_abi(t.dtype).ok_or_else(|| format!("unknown dtype {}", t.dtype))?;
+        let dtype = DType::from_abi(t.dtype).ok_or_else(|| format!("unknown element format {}", t.dtype))?;
         let vary = match t.vary {
             TS_VARY_FIXED => Vary::Fixed,
             TS_VARY_TOKENS => Vary::Tokens,
@@ -57,23 +58,42 @@ impl Tensor {
             TS_VARY_LOGIT_ROWS => Vary::LogitRows,
             other => return Err(format!("unknown vary {other}")),
         };
-        if t.rank as usize > TS_MAX_RANK {
-            return Err(format!("rank {} exceeds {TS_MAX_RANK}", t.rank));
+        let rank = t.rank as usize;
+        if rank == 0 || rank > TS_MAX_RANK {
+            return Err(format!("rank {rank} is outside 1..={TS_MAX_RANK}"));
+        }
+        let mut dims = [1; TS_MAX_RANK];
+        dims[..rank].copy_from_slice(&t.dims[..rank]);
+        if let Some(i) = dims.iter().position(|d| *d == 0) {
+            return Err(format!("dimension {i} is 0"));
         }
         let tensor = Self {
             dtype,
             rank: t.rank,
-            dims: t.dims,
+            dims,
             stride0: t.stride0,
             vary,
             binding: t.binding,
             offset: t.offset,
             layout: t.layout,
         };
-        tensor
-            .checked_bytes()
-            .ok_or_else(|| format!("shape {:?} overflows or cuts a block of {dtype}", tensor.dims()))?;
-        Ok(tensor)
+        if rank == 1 && t.stride0 != 0 && (dtype.block_len() != 1 || t.stride0 != dtype.block_bytes() as u64) {
+            return Err(format!("a vector of {dtype} with stride {}", t.stride0));
+        }
+        match tensor.checked_bytes() {
+            Some(bytes) if bytes <= isize::MAX as u64 => Ok(tensor),
+            _ => Err(format!(
+                "shape {:?} of {dtype} with stride {} is not whole blocks, overlaps, or is too large",
+                tensor.dims(),
+                t.stride0
+            )),
+        }
+    }
+
+    /// With the first dimension cut from its capacity to the step's count.
+    pub fn cut(mut self, step: &crate::step::StepView<'_>) -> Self {
+        self.dims[0] = step.count(self.vary, self.dims[0] as usize) as u64;
+        self
     }
 
     /// The meaningful dimensions.

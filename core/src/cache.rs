@@ -8,6 +8,7 @@
 //! All paged components advance in lock step, so one page number addresses a block in each of them, and there is one
 //! page pool of the smallest component's size. Rejected for now: a pool per component, which only matters once
 //! components differ in lifetime (sliding windows); they differ in *resumability* already, see [`component`].
+#![forbid(unsafe_code)]
 
 pub mod component;
 pub mod hash;

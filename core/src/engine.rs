@@ -5,6 +5,7 @@
 //! `abort` may come between the two. At most one step is in flight; a plan is a move-only ticket for it.
 //!
 //! Rejected: an engine that owns its thread. The simulator could then not own time, and a failing seed not replay.
+#![forbid(unsafe_code)]
 
 mod advance;
 mod config;
@@ -233,8 +234,8 @@ impl EngineState {
 
     fn cancel(&mut self, waiting: Waiting) {
         match waiting {
-            Waiting::Queued(sequence) => sequence.cancel(FinishReason::Abort),
-            Waiting::Preempted(sequence) => sequence.cancel(FinishReason::Abort),
+            Waiting::Queued(sequence) => sequence.cancel(),
+            Waiting::Preempted(sequence) => sequence.cancel(),
         }
         .close(&mut self.memory);
     }
@@ -254,8 +255,8 @@ impl EngineState {
         self.queues.running.remove(at);
         let memory = &mut self.memory;
         match running {
-            Running::Prefilling(sequence) => sequence.drop_memory(memory, FinishReason::Abort),
-            Running::Decoding(sequence) => sequence.drop_memory(memory, FinishReason::Abort),
+            Running::Prefilling(sequence) => sequence.drop_memory(memory),
+            Running::Decoding(sequence) => sequence.drop_memory(memory),
             Running::Leaving(_) => unreachable!("only requests in a step in flight are marked"),
         }
         .close(memory);

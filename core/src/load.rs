@@ -7,9 +7,7 @@
 use std::{borrow::Cow, sync::Arc};
 
 use tokenspeed_backend_api::{
-    abi::{
-        TS_BIND_ACTIVATIONS, TS_BIND_CACHE, TS_BIND_OUTPUT, TS_BIND_STEP, TS_BIND_TABLES, TS_BIND_WEIGHTS,
-    },
+    abi::{TS_BIND_ACTIVATIONS, TS_BIND_CACHE, TS_BIND_OUTPUT, TS_BIND_STEP, TS_BIND_TABLES, TS_BIND_WEIGHTS},
     backend::{Arena, ArenaKind, BackendError, Bindings, Bucket, Device},
     exec::{Executable, Via},
     graph::{Graph, WeightBytes, WeightSource},
@@ -82,8 +80,7 @@ pub fn load(
     device.write(&tables, 0, &vec![0; lowered.table_bytes as usize])?;
     let places = load_weights(&device, graph, lowered, &source, &mut bindings, progress)?;
     let ops = records(lowered, &places);
-    let bucket =
-        Bucket { max_tokens: capacity.tokens, max_rows: capacity.rows, max_logit_rows: capacity.logit_rows };
+    let bucket = Bucket { max_tokens: capacity.tokens, max_rows: capacity.rows, max_logit_rows: capacity.logit_rows };
     let executable = Executable::new(device, ops, bindings, bucket, via)?;
     Ok(DeviceProgram { executable, vocab: lowered.vocab as usize })
 }
@@ -113,7 +110,11 @@ fn load_weights(
     for (index, wanted) in lowered.weight_uses.iter().enumerate() {
         let dtype = graph.weights[wanted.weight].dtype;
         // Shared memory needs no more than the format's own alignment.
-        let needed = if device.host_mapped() { if dtype.block_len() == 1 { dtype.block_bytes() as u64 } else { 2 } } else { alignment };
+        let needed = if device.host_mapped() {
+            if dtype.block_len() == 1 { dtype.block_bytes() as u64 } else { 2 }
+        } else {
+            alignment
+        };
         places.push(match (wanted.pack, weight(wanted.weight)?) {
             (Some(pack), _) => {
                 let at = packed_bytes;

@@ -19,6 +19,7 @@
 //!
 //! One pass decides greedy rows; sampled rows never sort the vocabulary, but take the best few hundred and go on only if
 //! the draw falls beyond them. The obvious implementation, a full sort in f64, is the twin in the tests.
+#![forbid(unsafe_code)]
 
 mod draw;
 mod edit;

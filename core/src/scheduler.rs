@@ -2,6 +2,7 @@
 //!
 //! There are no prefill and decode steps: a request has computed and wanted tokens, and a step mixes both kinds. The
 //! life cycle is in the types (see [`sequence`]); order is (priority, arrival) everywhere, never by id or hash.
+#![forbid(unsafe_code)]
 
 pub mod plan;
 pub mod queue;

@@ -2,6 +2,7 @@
 //!
 //! Every rejection is a [`RequestError`] with a machine-readable [`RequestErrorKind`], the parameter at fault and a
 //! message with the true numbers. Rejected alternative: clamping values into range, which hides the caller's mistake.
+#![forbid(unsafe_code)]
 
 use crate::request::{Request, SamplingParams};
 

@@ -41,8 +41,6 @@ pub struct ChatInput {
     pub tools: Vec<Value>,
     /// End the prompt where the assistant's answer starts.
     pub add_generation_prompt: bool,
-    /// Leave the last message open so that the answer continues it.
-    pub continue_final_message: bool,
     /// Extra variables of the template.
     pub template_kwargs: Map<String, Value>,
 }
@@ -153,7 +151,7 @@ pub trait TextFrontend: Send + Sync {
     /// Render a conversation and encode it. Text of messages never yields special ids.
     fn encode_chat(&self, chat: &ChatInput) -> Result<EncodedPrompt, FrontendError>;
 
-    /// Decode whole. Ids are below [`TextFrontend::vocab_size`].
+    /// Decode whole. Ids without text (holes, ids past the end) add none.
     fn decode(&self, ids: &[u32], skip_special: bool) -> String;
 
     /// The bytes a token contributes to text (special tokens: their spelling). Appends to `out`.

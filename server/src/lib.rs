@@ -11,3 +11,4 @@ pub mod generation;
 pub mod http;
 pub mod log;
 pub mod progress;
+pub mod text_frontend;

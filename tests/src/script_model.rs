@@ -106,15 +106,7 @@ impl Script {
 fn scripts() -> Script {
     let mut script = Script::new();
     // 🙂 in two tokens, 🦜 in three, é as e and a combining accent whose two bytes are apart.
-    let cut_characters = [
-        &b"ok "[..],
-        b"\xF0\x9F",
-        b"\x99\x82",
-        b" \xF0",
-        b"\x9F\xA6",
-        b"\x9C e\xCC",
-        b"\x81 fin",
-    ];
+    let cut_characters = [&b"ok "[..], b"\xF0\x9F", b"\x99\x82", b" \xF0", b"\x9F\xA6", b"\x9C e\xCC", b"\x81 fin"];
     let ids = script.pieces(&cut_characters);
     script.chain(b'A', &ids, IM_END);
     let ids = script.pieces(&[b"alpha b", b"eta ga", b"mma delta"]);
@@ -204,9 +196,7 @@ fn tokenizer(script: &Script) -> Value {
         };
         (text, Value::from(id))
     });
-    let byte_level = |prefix: bool| {
-        json!({"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": true, "use_regex": true})
-    };
+    let byte_level = |prefix: bool| json!({"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": true, "use_regex": true});
     json!({
         "version": "1.0", "truncation": null, "padding": null, "added_tokens": controls,
         "normalizer": null, "pre_tokenizer": byte_level(false), "post_processor": null, "decoder": byte_level(true),

@@ -18,6 +18,7 @@ use tokenspeed_backend_api::{
     op::{Attrs, OpKind},
 };
 use tokenspeed_null as _;
+use tokenspeed_reference_cpu as _;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
@@ -292,6 +293,15 @@ fn errors_of_calls_are_one_line() {
     let path = faulty(&folder("nothing"), "nothing.so", &["NAME=\"nothing\"", "OPENS_NOTHING"]);
     let backend = loader::load(path.to_str().unwrap(), &SearchPaths::default()).unwrap();
     assert_says(&backend.open(0, &[]).unwrap_err().to_string(), &["device_open", "without giving an object"]);
+}
+
+#[test]
+fn two_embedded_backends_live_in_one_binary() {
+    for name in ["null", "reference-cpu"] {
+        let backend = loader::load(name, &SearchPaths::default()).unwrap();
+        assert_eq!((backend.name(), backend.origin()), (name, "embedded"));
+        backend.open(0, &[]).unwrap().arena_alloc(ArenaKind::Cache, 64).unwrap();
+    }
 }
 
 /// The Rust plugin, built the way users build it: both entries, the layout check passes, and it is another library than

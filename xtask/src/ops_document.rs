@@ -8,8 +8,10 @@ const DOCUMENT: &str = "docs/ops.md";
 
 /// Writes the document, or with `check` compares it with what would be written.
 pub fn run(check: bool) -> Result<(), String> {
-    let example = ["run", "--quiet", "--package", "tokenspeed-backend-api", "--example", "ops_document"];
-    let text = command::capture(command::cargo().args(example))?;
+    // With all members selected, cargo shares what it builds here with every other task.
+    command::run(command::cargo().args(["build", "--quiet", "--workspace", "--example", "ops_document"]))?;
+    let example = workspace::target_folder()?.join("debug/examples/ops_document");
+    let text = command::capture(&mut std::process::Command::new(example))?;
     let path = workspace::root().join(DOCUMENT);
     if !check {
         return std::fs::write(&path, text).map_err(|e| format!("{DOCUMENT}: {e}"));

@@ -37,7 +37,7 @@ pub(super) enum Corpse {
     Arena(*mut ts_arena, Option<Box<dyn Keep>>),
     Queue(*mut ts_queue),
     Event(*mut ts_event),
-    Program(*mut ts_program, Bindings),
+    Program(*mut ts_program),
 }
 
 /// The open device; closed when the last object is gone.
@@ -64,6 +64,11 @@ impl Inner {
         self.loaded.call(call, Some(self.index), |e| body(&self.loaded.table, e))
     }
 
+    fn status(&self) -> Result<(), BackendError> {
+        // SAFETY: thread-safe by the ABI; the device is open.
+        self.call("device_status", |t, e| unsafe { entry!(t, device_status)(self.raw, e) })
+    }
+
     pub(super) fn unsupported(&self, call: &'static str) -> BackendError {
         let what = "the backend does not have this entry".to_owned();
         self.loaded.error(call, TS_ERR_UNSUPPORTED, Some(self.index), what)
@@ -73,8 +78,8 @@ impl Inner {
         self.graveyard.lock().unwrap_or_else(|e| e.into_inner()).push(corpse);
     }
 
-    /// Frees what was dropped. Call it on the device's thread only. Freeing a program drops its bindings, which may
-    /// bury arenas in turn.
+    /// Frees what was dropped, in that order. Call it on the device's thread only. A corpse never holds a handle of
+    /// the device, which would keep it open for ever.
     fn reap(&self) {
         loop {
             let dead = std::mem::take(&mut *self.graveyard.lock().unwrap_or_else(|e| e.into_inner()));
@@ -92,10 +97,7 @@ impl Inner {
                         }
                         Corpse::Queue(raw) => entry!(t, queue_destroy)(self.raw, raw),
                         Corpse::Event(raw) => entry!(t, event_destroy)(self.raw, raw),
-                        Corpse::Program(raw, bindings) => {
-                            t.program_drop.expect("there is a program")(self.raw, raw);
-                            drop(bindings);
-                        }
+                        Corpse::Program(raw) => t.program_drop.expect("there is a program")(self.raw, raw),
                     }
                 }
             }
@@ -178,7 +180,7 @@ impl Device {
 
     /// Ok, or the sticky error.
     pub fn status(&self) -> Result<(), BackendError> {
-        self.monitor().status()
+        self.inner.status()
     }
 
     /// Memory, contents undefined.
@@ -387,8 +389,7 @@ pub struct DeviceMonitor(Arc<Inner>);
 impl DeviceMonitor {
     /// Ok, or the sticky error.
     pub fn status(&self) -> Result<(), BackendError> {
-        // SAFETY: thread-safe by the ABI; the device is open.
-        self.0.call("device_status", |t, e| unsafe { entry!(t, device_status)(self.0.raw, e) })
+        self.0.status()
     }
 
     /// See [`Device::op_support`].

@@ -46,13 +46,26 @@ unsafe impl Sync for Program {}
 
 impl Drop for Program {
     fn drop(&mut self) {
-        self.device.bury(Corpse::Program(self.raw, std::mem::take(&mut self.bindings)));
+        // The bindings are dropped after this, so their arenas are freed after the program.
+        self.device.bury(Corpse::Program(self.raw));
     }
 }
 
 impl std::fmt::Debug for Program {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "program of {} ops", self.n_ops)
+    }
+}
+
+impl Program {
+    /// What it was prepared with.
+    pub fn bindings(&self) -> &Bindings {
+        &self.bindings
+    }
+
+    /// Number of ops.
+    pub fn n_ops(&self) -> u32 {
+        self.n_ops
     }
 }
 

@@ -95,8 +95,7 @@ impl Case {
             .iter()
             .zip(&mut bytes)
             .map(|(o, b)| {
-                let mut tensor = o.tensor;
-                tensor.dims[0] = step.count(tensor.vary, tensor.dims[0]);
+                let tensor = o.tensor.cut(&step);
                 // SAFETY: each view has its own buffer of the tensor's size, used by this thread alone.
                 unsafe { View::new(tensor, b.as_mut_ptr()) }
             })

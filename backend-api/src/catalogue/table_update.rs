@@ -49,7 +49,7 @@ fn cases(seed: u64) -> Vec<Case> {
         c.push_inout(DType::U32, Vary::Fixed, &[rows, blocks], bytes);
     }
     for i in 0..12 {
-        let component = (i % 2) as u32;
+        let component = i % 2;
         let [rows, blocks] = shapes[component as usize];
         let (table_row, index) = (g.below(rows) as u32, g.below(blocks) as u32);
         c.step.deltas.push(ts_table_delta { component, table_row, index, block: 100 + i });

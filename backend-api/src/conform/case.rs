@@ -1,4 +1,4 @@
-//! One case on a device.
+//! One case on a session.device.
 
 use super::compare::{Distance, compare};
 use crate::{
@@ -6,7 +6,9 @@ use crate::{
         TS_BIND_ACTIVATIONS, TS_BIND_CACHE, TS_BIND_OUTPUT, TS_BIND_STEP, TS_BIND_TABLES, TS_BIND_WEIGHTS,
         TS_TIER_PROGRAMS,
     },
-    backend::{Arena, ArenaKind, BackendError, Bindings, Bucket, Determinism, Device, StepBuffer, Support},
+    backend::{
+        Arena, ArenaKind, BackendError, Bindings, Bucket, Determinism, Device, Event, Queue, StepBuffer, Support,
+    },
     catalogue::{Case, Entry, Role},
     graph::Vary,
     op::OpKind,
@@ -40,39 +42,65 @@ const TIMEOUT_NS: u64 = 60_000_000_000;
 /// Rows of capacity beyond the count of the step: a kernel that ignores the count writes there.
 const SPARE_ROWS: u64 = 3;
 
+/// One device with the queue and timeline that all cases share.
+pub(super) struct Session<'a> {
+    device: &'a Device,
+    queue: Queue,
+    event: Event,
+    value: u64,
+}
+
+impl<'a> Session<'a> {
+    pub(super) fn new(device: &'a Device) -> Result<Self, BackendError> {
+        Ok(Self { device, queue: device.queue_create()?, event: device.event_create()?, value: 0 })
+    }
+
+    /// Wait for everything enqueued so far.
+    fn finish(&mut self) -> Result<(), BackendError> {
+        self.value += 1;
+        self.device.queue_signal(&self.queue, &self.event, self.value)?;
+        self.event.wait(self.value, TIMEOUT_NS)
+    }
+}
+
 /// Where the operands of a case lie in the one arena.
 struct Placed {
     tensors: Vec<Tensor>,
     image: Vec<u8>,
 }
 
-pub(super) fn run(device: &Device, entry: &Entry, case: &Case, timing_runs: u32) -> Result<Outcome, BackendError> {
-    let placed = place(case, device.alignment());
+pub(super) fn run(
+    session: &mut Session<'_>,
+    entry: &Entry,
+    case: &Case,
+    timing_runs: u32,
+) -> Result<Outcome, BackendError> {
+    let placed = place(case, session.device.alignment());
     let operands: Vec<_> = placed.tensors.iter().map(|t| t.to_abi()).collect();
     let mut op = OpRecord::new(case.kind, operands, case.attrs, case.name.clone());
-    let support = device.op_support(&op)?;
+    let support = session.device.op_support(&op)?;
     if !support.is_supported() {
         return Ok(Outcome::Refused(support.reason));
     }
-    let mut bench = Bench::new(device, &placed, &mut op, case, &support)?;
-    let launched = bench.run(device, &op)?;
+    let mut bench = Bench::new(session, &placed, &mut op, case, &support)?;
+    let launched = bench.run(session, &op)?;
     let distance = match check(case, entry, &placed, &launched) {
         Ok(distance) => distance,
         Err(message) => return Ok(Outcome::Failed(format!("{}: {message}", case.name))),
     };
     let fail = |what: &str| Ok(Outcome::Failed(format!("{}: {what}", case.name)));
-    if support.determinism != Determinism::None && bench.run(device, &op)? != launched {
+    if support.determinism != Determinism::None && bench.run(session, &op)? != launched {
         return fail("a second run gives other bits");
     }
-    if device.has_programs() && bench.run_program(device, &op, case)? != launched {
+    if session.device.has_programs() && bench.run_program(session, &op, case)? != launched {
         return fail("program_run and op_launch give different bits");
     }
     if support.determinism == Determinism::BatchInvariant
-        && let Some(message) = alone(device, case, &placed, &launched)?
+        && let Some(message) = alone(session, case, &placed, &launched)?
     {
         return fail(&message);
     }
-    let nanoseconds = if timing_runs > 0 { Some(bench.time(device, &op, timing_runs)?) } else { None };
+    let nanoseconds = if timing_runs > 0 { Some(bench.time(session, &op, timing_runs)?) } else { None };
     Ok(Outcome::Passed { distance, nanoseconds, implementation: support.implementation })
 }
 
@@ -107,8 +135,7 @@ fn check(case: &Case, entry: &Entry, placed: &Placed, after: &[u8]) -> Result<Di
     let mut untouched = placed.image.clone();
     let mut distance = Distance::default();
     for (i, operand) in case.operands.iter().enumerate() {
-        let mut tensor = operand.tensor;
-        tensor.dims[0] = step.count(tensor.vary, tensor.dims[0]);
+        let tensor = operand.tensor.cut(&step);
         let range = placed.tensors[i].offset as usize..(placed.tensors[i].offset + tensor.bytes()) as usize;
         if operand.role != Role::In {
             let name = entry.operands[i.min(entry.operands.len() - 1)].name;
@@ -124,7 +151,12 @@ fn check(case: &Case, entry: &Entry, placed: &Placed, after: &[u8]) -> Result<Di
 }
 
 /// Run a few tokens alone (of a recurrent op: each request alone); their rows must have the bits they had in the batch.
-fn alone(device: &Device, case: &Case, placed: &Placed, launched: &[u8]) -> Result<Option<String>, BackendError> {
+fn alone(
+    session: &mut Session<'_>,
+    case: &Case,
+    placed: &Placed,
+    launched: &[u8],
+) -> Result<Option<String>, BackendError> {
     // Ops without per-token outputs have no rows to compare.
     let per_token = |o: &crate::catalogue::CaseOperand| o.role == Role::Out && o.tensor.vary == Vary::Tokens;
     if case.kind == OpKind::TableUpdate || case.step.tokens.len() < 2 || !case.operands.iter().any(per_token) {
@@ -144,15 +176,15 @@ fn alone(device: &Device, case: &Case, placed: &Placed, launched: &[u8]) -> Resu
                 o.tensor.dims[0] = tokens.len() as u64;
             }
         }
-        let small = place(&single, device.alignment());
+        let small = place(&single, session.device.alignment());
         let operands: Vec<_> = small.tensors.iter().map(|t| t.to_abi()).collect();
         let mut op = OpRecord::new(single.kind, operands, single.attrs, single.name.clone());
-        let support = device.op_support(&op)?;
+        let support = session.device.op_support(&op)?;
         if !support.is_supported() {
             return Ok(Some(format!("supported in a batch, refused for one token: {}", support.reason)));
         }
-        let mut bench = Bench::new(device, &small, &mut op, &single, &support)?;
-        let result = bench.run(device, &op)?;
+        let mut bench = Bench::new(session, &small, &mut op, &single, &support)?;
+        let result = bench.run(session, &op)?;
         for (i, o) in single.operands.iter().enumerate().filter(|(_, o)| per_token(o)) {
             let bytes = o.tensor.row_bytes();
             let in_batch = &launched[placed.tensors[i].offset as usize + tokens.start * bytes..][..o.bytes.len()];
@@ -192,7 +224,7 @@ struct Bench {
 impl Bench {
     /// Allocate, bind, and pack the operand that wants packing.
     fn new(
-        device: &Device,
+        session: &Session<'_>,
         placed: &Placed,
         op: &mut OpRecord,
         case: &Case,
@@ -200,22 +232,23 @@ impl Bench {
     ) -> Result<Self, BackendError> {
         let step = case.step.to_bytes();
         let mut bindings = Bindings::new();
-        let workspace_offset = (placed.image.len() as u64).next_multiple_of(device.alignment().max(64));
+        let workspace_offset = (placed.image.len() as u64).next_multiple_of(session.device.alignment().max(64));
         (op.workspace_offset, op.workspace_bytes) = (workspace_offset, support.workspace_bytes);
-        let arena = device.arena_alloc(ArenaKind::Activations, workspace_offset + support.workspace_bytes.max(1))?;
-        let step_arena = device.arena_alloc(ArenaKind::Step, step.len() as u64)?;
+        let arena =
+            session.device.arena_alloc(ArenaKind::Activations, workspace_offset + support.workspace_bytes.max(1))?;
+        let step_arena = session.device.arena_alloc(ArenaKind::Step, step.len() as u64)?;
         bindings.bind_all(TS_BIND_STEP, &step_arena).bind_all(TS_BIND_ACTIVATIONS, &arena);
         for (slot, kind) in [
             (TS_BIND_TABLES, ArenaKind::Tables),
             (TS_BIND_CACHE, ArenaKind::Cache),
             (TS_BIND_OUTPUT, ArenaKind::Output),
         ] {
-            bindings.bind_all(slot, &device.arena_alloc(kind, 64)?);
+            bindings.bind_all(slot, &session.device.arena_alloc(kind, 64)?);
         }
         if let Some(pack) = support.pack {
-            let packed = device.arena_alloc(ArenaKind::Weights, pack.bytes)?;
+            let packed = session.device.arena_alloc(ArenaKind::Weights, pack.bytes)?;
             let source = &case.operands[pack.operand as usize].bytes;
-            device.op_pack(op, pack.operand, source, &packed, 0, pack.bytes)?;
+            session.device.op_pack(op, pack.operand, source, &packed, 0, pack.bytes)?;
             bindings.bind_all(TS_BIND_WEIGHTS, &packed);
             let operand = &mut op.operands[pack.operand as usize];
             (operand.binding, operand.offset, operand.layout) = (TS_BIND_WEIGHTS, 0, pack.layout);
@@ -223,56 +256,52 @@ impl Bench {
         Ok(Self { arena, step_arena, bindings, image: placed.image.clone(), step })
     }
 
-    fn reset(&self, device: &Device) -> Result<(), BackendError> {
-        device.write(&self.arena, 0, &self.image)?;
-        device.write(&self.step_arena, 0, &self.step)
+    fn reset(&self, session: &Session<'_>) -> Result<(), BackendError> {
+        session.device.write(&self.arena, 0, &self.image)?;
+        session.device.write(&self.step_arena, 0, &self.step)
     }
 
-    fn contents(&self, device: &Device) -> Result<Vec<u8>, BackendError> {
+    fn contents(&self, session: &Session<'_>) -> Result<Vec<u8>, BackendError> {
         let mut out = vec![0; self.image.len()];
-        device.read(&self.arena, 0, &mut out)?;
+        session.device.read(&self.arena, 0, &mut out)?;
         Ok(out)
     }
 
     /// The arena after one `op_launch`.
-    fn run(&mut self, device: &Device, op: &OpRecord) -> Result<Vec<u8>, BackendError> {
-        self.reset(device)?;
-        let (queue, event) = (device.queue_create()?, device.event_create()?);
-        device.op_launch(&queue, op, &self.bindings)?;
-        device.queue_signal(&queue, &event, 1)?;
-        event.wait(1, TIMEOUT_NS)?;
-        self.contents(device)
+    fn run(&mut self, session: &mut Session<'_>, op: &OpRecord) -> Result<Vec<u8>, BackendError> {
+        self.reset(session)?;
+        session.device.op_launch(&session.queue, op, &self.bindings)?;
+        session.finish()?;
+        self.contents(session)
     }
 
     /// The arena after a `program_run` of the op alone.
-    fn run_program(&mut self, device: &Device, op: &OpRecord, case: &Case) -> Result<Vec<u8>, BackendError> {
-        self.reset(device)?;
-        let (queue, event) = (device.queue_create()?, device.event_create()?);
+    fn run_program(&mut self, session: &mut Session<'_>, op: &OpRecord, case: &Case) -> Result<Vec<u8>, BackendError> {
+        self.reset(session)?;
         let counts = &case.step;
         let bucket = Bucket {
             max_tokens: counts.tokens.len() as u32 + SPARE_ROWS as u32,
             max_rows: counts.rows.len() as u32,
             max_logit_rows: counts.logit_rows.len() as u32 + SPARE_ROWS as u32,
         };
-        let program = device.program_prepare(std::slice::from_ref(op), &self.bindings, bucket)?;
+        let program = session.device.program_prepare(std::slice::from_ref(op), &self.bindings, bucket)?;
         let mut step = StepBuffer::with_capacity(self.step.len());
         step.bytes_mut().expect("not yet lent")[..self.step.len()].copy_from_slice(&self.step);
         step.set_len(self.step.len());
-        device.program_run(&program, &queue, &mut step, &event, 1)?;
-        event.wait(1, TIMEOUT_NS)?;
-        self.contents(device)
+        session.value += 1;
+        session.device.program_run(&program, &session.queue, &mut step, &session.event, session.value)?;
+        session.event.wait(session.value, TIMEOUT_NS)?;
+        self.contents(session)
     }
 
     /// Median nanoseconds of launch to completion.
-    fn time(&mut self, device: &Device, op: &OpRecord, runs: u32) -> Result<u64, BackendError> {
-        self.reset(device)?;
-        let (queue, event) = (device.queue_create()?, device.event_create()?);
+    fn time(&mut self, session: &mut Session<'_>, op: &OpRecord, runs: u32) -> Result<u64, BackendError> {
+        self.reset(session)?;
         let mut samples = Vec::new();
-        for value in 1..=u64::from(runs) {
+        for _ in 0..runs {
             let began = std::time::Instant::now();
-            device.op_launch(&queue, op, &self.bindings)?;
-            device.queue_signal(&queue, &event, value)?;
-            event.wait(value, TIMEOUT_NS)?;
+            session.device.op_launch(&session.queue, op, &self.bindings)?;
+            session.finish()?;
             samples.push(began.elapsed().as_nanos() as u64);
         }
         samples.sort_unstable();

@@ -85,12 +85,13 @@ pub struct Options {
 
 /// Run the suite. `profiles` and `tiers` are what the backend claims. Errors only if the device itself is lost.
 pub fn run(device: &Device, tiers: u32, profiles: u32, options: &Options) -> Result<Report, BackendError> {
+    let mut session = case::Session::new(device)?;
     let mut report = Report::new(tiers, profiles);
     let chosen = |e: &&Entry| options.only.as_ref().is_none_or(|text| e.kind.name().contains(text.as_str()));
     for entry in CATALOGUE.iter().filter(chosen) {
         let mut line = OpLine::new(entry.kind);
         for case in (entry.cases)(options.seed) {
-            let outcome = run_case(device, entry, &case, options)?;
+            let outcome = run_case(&mut session, entry, &case, options)?;
             line.add(&case, outcome);
         }
         let needed = PROFILES.iter().any(|(p, _)| profiles & p != 0 && profile_ops(*p).contains(&entry.kind));
@@ -102,8 +103,13 @@ pub fn run(device: &Device, tiers: u32, profiles: u32, options: &Options) -> Res
     Ok(report)
 }
 
-fn run_case(device: &Device, entry: &Entry, case: &Case, options: &Options) -> Result<Outcome, BackendError> {
-    match case::run(device, entry, case, options.timing_runs) {
+fn run_case(
+    session: &mut case::Session<'_>,
+    entry: &Entry,
+    case: &Case,
+    options: &Options,
+) -> Result<Outcome, BackendError> {
+    match case::run(session, entry, case, options.timing_runs) {
         // A lost device ends the suite; any other error is this case's.
         Err(error) if error.is_sticky() => Err(error),
         Err(error) => Ok(Outcome::Failed(error.to_string())),

@@ -3,7 +3,8 @@
 //! Backends whose memory is the host's get all objects from [`super::host_device`] and implement far less.
 //! Collectives (T2), cache transfer (T4) and extensions have no trait yet; the table leaves those entries null.
 
-use super::{bind::Bindings, fault::Fault, op_view::OpView, services::HostServices, step_view::StepView};
+use super::{bind::Bindings, fault::Fault, op_view::OpView, services::HostServices};
+use crate::step::StepView;
 use crate::{abi::*, support::Support};
 
 /// What a backend says about itself.

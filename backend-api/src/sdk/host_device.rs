@@ -11,11 +11,10 @@ use super::{
     fault::Fault,
     host_memory::HostArena,
     op_view::OpView,
-    step_view::StepView,
     tensor::{Operand, Tensor, element_align},
     timeline::Timeline,
 };
-use crate::{abi::*, record::OpRecord, support::Support};
+use crate::{abi::*, record::OpRecord, step::StepView, support::Support};
 use core::mem::size_of;
 
 /// A device that reads and writes host memory. Called from one thread at a time, `support` and `status` from any.
@@ -253,7 +252,7 @@ impl<T: HostDevice> DeviceImpl for HostBacked<T> {
     fn launch(&self, queue: &mut T::Scratch, op: &OpView<'_>, bindings: &Bindings<'_, Self>) -> Result<(), Fault> {
         let (block, bytes) = Self::step_memory(bindings)?;
         // SAFETY: a checked range of a live arena; ops do not write the parameter block.
-        let step = StepView::new(unsafe { core::slice::from_raw_parts(block, bytes) })?;
+        let step = StepView::new(unsafe { core::slice::from_raw_parts(block, bytes) }).map_err(Fault::invalid)?;
         let h = &step.header;
         fits(op, &Bucket { max_tokens: h.n_tokens, max_rows: h.n_rows, max_logit_rows: h.n_logit_rows })?;
         let prepared = self.prepare_op(op, bindings)?;
@@ -338,7 +337,7 @@ impl<T: HostDevice> HostBacked<T> {
             core::ptr::copy(run.step.as_ptr(), block, n);
             core::slice::from_raw_parts(block, n)
         };
-        let step = StepView::new(step)?;
+        let step = StepView::new(step).map_err(Fault::invalid)?;
         if !program.bucket.holds(&step) {
             return Err(Fault::invalid(format!("{step:?} does not fit {:?}", program.bucket)));
         }

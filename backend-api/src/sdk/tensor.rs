@@ -1,7 +1,7 @@
 //! Checked views of tensor descriptors, without and with memory behind them.
 
 use super::fault::Fault;
-use crate::{abi::*, dtype::DType, graph::Vary};
+use crate::{abi::*, dtype::DType, graph::Vary, tensor};
 
 /// A descriptor whose numbers have been checked: known format, non-empty shape, no overflow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,50 +25,12 @@ pub struct Tensor {
 impl Tensor {
     /// Checks operand `index` of an op.
     pub fn new(t: &ts_tensor, index: usize) -> Result<Self, Fault> {
-        let bad = |what: String| Fault::invalid(format!("operand {index}: {what}"));
-        let dtype = DType::from_abi(t.dtype)
-            .ok_or_else(|| Fault::unsupported(format!("operand {index}: unknown element format {}", t.dtype)))?;
-        let vary = match t.vary {
-            TS_VARY_FIXED => Vary::Fixed,
-            TS_VARY_TOKENS => Vary::Tokens,
-            TS_VARY_ROWS => Vary::Rows,
-            TS_VARY_LOGIT_ROWS => Vary::LogitRows,
-            other => return Err(Fault::unsupported(format!("operand {index}: unknown vary {other}"))),
-        };
-        let rank = t.rank as usize;
-        if rank == 0 || rank > TS_MAX_RANK {
-            return Err(bad(format!("rank {rank} is outside 1..={TS_MAX_RANK}")));
-        }
-        let mut dims = [1; TS_MAX_RANK];
-        for (to, &from) in dims.iter_mut().zip(&t.dims[..rank]) {
-            *to = usize::try_from(from).ok().filter(|&d| d > 0).ok_or_else(|| bad(format!("dimension {from}")))?;
-        }
-        // A rank-1 tensor of a block format is one run of blocks; otherwise each entry of dims[0] is whole blocks.
-        let (outer, inner) = if rank == 1 { (1, &dims[..1]) } else { (dims[0], &dims[1..rank]) };
-        let dense = inner
-            .iter()
-            .try_fold(1u64, |n, &d| n.checked_mul(d as u64))
-            .and_then(|n| dtype.bytes(n))
-            .and_then(|n| usize::try_from(n).ok())
-            .ok_or_else(|| bad(format!("a row of {inner:?} {dtype} is not whole blocks, or too large")))?;
-        let stride = usize::try_from(t.stride0).map_err(|_| bad(format!("stride {}", t.stride0)))?;
-        if rank == 1 {
-            if stride != 0 && (dtype.block_len() != 1 || stride != dtype.block_bytes()) {
-                return Err(bad(format!("a vector of {dtype} with stride {stride}")));
-            }
-            let row_bytes = dtype.block_bytes();
-            return Ok(Self { dtype, rank, dims, row_bytes, bytes: dense, vary, layout: t.layout });
-        }
-        if stride != 0 && stride < dense {
-            return Err(bad(format!("rows of {dense} bytes overlap at stride {stride}")));
-        }
-        let row_bytes = if stride == 0 { dense } else { stride };
-        let bytes = row_bytes
-            .checked_mul(outer - 1)
-            .and_then(|n| n.checked_add(dense))
-            .filter(|&n| n <= isize::MAX as usize)
-            .ok_or_else(|| bad(format!("{dims:?} {dtype} overflows")))?;
-        Ok(Self { dtype, rank, dims, row_bytes, bytes, vary, layout: t.layout })
+        let t = tensor::Tensor::from_abi(t).map_err(|what| Fault::invalid(format!("operand {index}: {what}")))?;
+        // Sizes fit: checked bytes are at most isize::MAX.
+        let row_bytes = if t.rank == 1 { t.dtype.block_bytes() } else { t.stride() };
+        let bytes = t.bytes() as usize;
+        let dims = t.dims.map(|d| d as usize);
+        Ok(Self { dtype: t.dtype, rank: t.rank as usize, dims, row_bytes, bytes, vary: t.vary, layout: t.layout })
     }
 
     /// The shape.

@@ -3,7 +3,7 @@
 use super::fault::Fault;
 use std::{
     sync::{
-        Condvar, Mutex,
+        Condvar, Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -14,8 +14,15 @@ use std::{
 pub struct Timeline {
     value: AtomicU64,
     failed: AtomicBool,
-    fault: Mutex<Option<Fault>>,
+    state: Mutex<State>,
     changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    fault: Option<Fault>,
+    /// Threads inside `wait`: waking is a system call, and mostly nobody waits.
+    waiting: u32,
 }
 
 impl Timeline {
@@ -26,28 +33,37 @@ impl Timeline {
 
     /// Reaches `value`. Going back is the host's mistake and refused.
     pub fn signal(&self, value: u64) -> Result<(), Fault> {
-        let guard = self.lock();
+        let state = self.lock();
         let now = self.value.load(Ordering::Relaxed);
         if value < now {
             return Err(Fault::invalid(format!("event signalled with {value} after {now}: a timeline only grows")));
         }
         self.value.store(value, Ordering::Release);
-        drop(guard);
-        self.changed.notify_all();
+        self.wake(state);
         Ok(())
     }
 
     /// The work behind the event failed; the first fault stays.
     pub fn fail(&self, fault: Fault) {
-        self.lock().get_or_insert(fault);
+        let mut state = self.lock();
+        state.fault.get_or_insert(fault);
         self.failed.store(true, Ordering::Release);
-        self.changed.notify_all();
+        self.wake(state);
+    }
+
+    fn wake(&self, state: MutexGuard<'_, State>) {
+        // A waiter counts itself before it lets go of the lock, so none is missed.
+        let wanted = state.waiting > 0;
+        drop(state);
+        if wanted {
+            self.changed.notify_all();
+        }
     }
 
     /// The value now, or the fault.
     pub fn query(&self) -> Result<u64, Fault> {
         if self.failed.load(Ordering::Acquire) {
-            return Err(self.lock().clone().expect("failed is set after the fault"));
+            return Err(self.lock().fault.clone().expect("failed is set after the fault"));
         }
         Ok(self.value.load(Ordering::Acquire))
     }
@@ -59,26 +75,29 @@ impl Timeline {
         }
         // `None`: so far away that the clock cannot say it; then wait in slices of an hour for ever.
         let deadline = Instant::now().checked_add(Duration::from_nanos(timeout_ns));
-        let mut guard = self.lock();
-        loop {
-            if let Some(fault) = guard.as_ref() {
-                return Err(fault.clone());
+        let mut state = self.lock();
+        state.waiting += 1;
+        let result = loop {
+            if let Some(fault) = state.fault.as_ref() {
+                break Err(fault.clone());
             }
             let now = self.value.load(Ordering::Acquire);
             if now >= value {
-                return Ok(());
+                break Ok(());
             }
             let left = deadline.map_or(Duration::from_secs(3600), |d| d.saturating_duration_since(Instant::now()));
             if left.is_zero() {
-                return Err(Fault::timeout(format!("event is at {now}, waited {timeout_ns} ns for {value}")));
+                break Err(Fault::timeout(format!("event is at {now}, waited {timeout_ns} ns for {value}")));
             }
-            guard = self.changed.wait_timeout(guard, left).unwrap_or_else(|e| e.into_inner()).0;
-        }
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(|e| e.into_inner()).0;
+        };
+        state.waiting -= 1;
+        result
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Fault>> {
-        // A panic while the lock is held leaves a whole Option behind: the value stays usable.
-        self.fault.lock().unwrap_or_else(|e| e.into_inner())
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic while the lock is held leaves a whole state behind: it stays usable.
+        self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 }
 

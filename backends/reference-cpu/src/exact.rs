@@ -6,7 +6,7 @@ use tokenspeed_backend_api::{
     catalogue::{self, Call, Entry},
     op::Attrs,
     sdk::{BoundOp, Fault, StepView},
-    step, tensor,
+    tensor,
 };
 
 /// An op bound to memory.
@@ -37,21 +37,14 @@ impl ExactOp {
 
     /// One share of the op.
     pub fn run(&self, step: &StepView<'_>, index: usize, of: usize) {
-        let step = step::StepView {
-            header: &step.header,
-            rows: step.rows,
-            tokens: step.tokens,
-            logit_rows: step.logit_rows,
-            deltas: step.deltas,
-            samples: step.samples,
-        };
         let cut = |view: &tensor::View| {
-            let mut tensor = view.tensor;
-            tensor.dims[0] = step.count(tensor.vary, tensor.dims[0]);
             // SAFETY: the same memory, at most as many rows.
-            unsafe { tensor::View::new(tensor, view.data()) }
+            unsafe { tensor::View::new(view.tensor.cut(step), view.data()) }
         };
         let operands: Vec<_> = self.operands.iter().map(cut).collect();
-        (self.entry.reference)(&Call { attrs: self.attrs, operands: &operands, step }, catalogue::Part { index, of });
+        (self.entry.reference)(
+            &Call { attrs: self.attrs, operands: &operands, step: *step },
+            catalogue::Part { index, of },
+        );
     }
 }

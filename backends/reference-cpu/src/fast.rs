@@ -344,14 +344,12 @@ impl FastOp {
 
 /// Decide where workers meet, over the whole program in order.
 pub(crate) fn link<'a>(ops: impl Iterator<Item = &'a mut FastOp>) {
-    let overlap = |a: &[Range<usize>], b: &[Range<usize>]| {
-        a.iter().any(|x| b.iter().any(|y| x.start < y.end && y.start < x.end))
-    };
+    let overlap =
+        |a: &[Range<usize>], b: &[Range<usize>]| a.iter().any(|x| b.iter().any(|y| x.start < y.end && y.start < x.end));
     let (mut reads, mut writes): (Vec<Range<usize>>, Vec<Range<usize>>) = Default::default();
     let mut table: *const RopeTable = std::ptr::null();
     for op in ops {
-        op.barrier_before =
-            overlap(&op.reads, &writes) || overlap(&op.writes, &writes) || overlap(&op.writes, &reads);
+        op.barrier_before = overlap(&op.reads, &writes) || overlap(&op.writes, &writes) || overlap(&op.writes, &reads);
         if let Some(rope) = &op.rope {
             op.fills_rope = table != Arc::as_ptr(rope);
             table = Arc::as_ptr(rope);
@@ -392,7 +390,9 @@ pub(crate) fn refusal(kind: OpKind, operands: &[tokenspeed_backend_api::tensor::
     }
     let dtype = |i: usize| operands[i].dtype;
     match kind {
-        OpKind::Gemm if !gemm::supported(dtype(1), operands[0].row_len()) => Some(format!("no kernel for {}", dtype(1))),
+        OpKind::Gemm if !gemm::supported(dtype(1), operands[0].row_len()) => {
+            Some(format!("no kernel for {}", dtype(1)))
+        }
         OpKind::Copy if !crate::copy::supported(dtype(0), dtype(1)) => {
             Some(format!("no kernel from {} to {}", dtype(0), dtype(1)))
         }

@@ -6,7 +6,7 @@
 use crate::{
     level::Level,
     part::Part,
-    simd::{Kernel, LANES, Simd, dispatch, sum},
+    simd::{Kernel, LANES, Simd, dispatch},
 };
 
 /// y[t, :] = x[t, :] / sqrt(mean(x[t, :]²) + eps) · weight, over rows of `width` f32. Rows are dense.
@@ -56,7 +56,7 @@ impl Kernel for Run {
                     chains[v % 4] = S::fma(a, a, chains[v % 4]);
                 }
                 let [a, b, c, d] = chains;
-                let squares = sum::<S>(S::add(S::add(a, b), S::add(c, d)));
+                let squares = S::sum(S::add(S::add(a, b), S::add(c, d)));
                 let scale = S::splat(1.0 / (squares / width as f32 + args.eps).sqrt());
                 for i in (0..width).step_by(LANES) {
                     let n = LANES.min(width - i);

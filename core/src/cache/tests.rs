@@ -201,7 +201,19 @@ fn an_equal_hash_is_not_believed() {
     assert!(path.is_empty(), "same hash, other tokens");
     memory.index.find(&namespace, &hashes, &[1, 2, 3], 1, &mut path);
     assert_eq!(path.len(), 1);
-    lease.release(&mut memory);
+
+    // A page found under its own hash, but after another page than it continues.
+    let long = published(&mut memory, &namespace, &[1, 2, 3, 4, 5, 6]);
+    let other = published(&mut memory, &namespace, &[7, 8, 9]);
+    let (mut forged, mut genuine) = (Vec::new(), Vec::new());
+    memory.index.hash_pages(&namespace, &[7, 8, 9], 1, &mut forged);
+    memory.index.hash_pages(&namespace, &[1, 2, 3, 4, 5, 6], 2, &mut genuine);
+    forged.push(genuine[1]);
+    memory.index.find(&namespace, &forged, &[7, 8, 9, 4, 5, 6], 2, &mut path);
+    assert_eq!(path.len(), 1, "same hash and tokens, other history");
+    for lease in [lease, long, other] {
+        lease.release(&mut memory);
+    }
     memory.index.close(namespace);
 }
 

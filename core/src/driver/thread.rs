@@ -126,21 +126,19 @@ impl EngineThread {
     fn obey(&mut self, command: Command) -> bool {
         let routes = &mut self.routes;
         match command {
-            Command::Submit { ticket, request, mailbox } => {
-                match self.state.submit(*request, self.shared.now_ns()) {
-                    Ok(id) => {
-                        routes.by_id.insert(id, Route { ticket, mailbox });
-                        routes.by_ticket.insert(ticket, id);
-                    }
-                    Err(error) => {
-                        routes.ended += 1;
-                        let message = match error {
-                            SubmitError::QueueFull { .. } | SubmitError::Invalid(_) => error.to_string(),
-                        };
-                        mailbox.push(Event::Failed { message });
-                    }
+            Command::Submit { ticket, request, mailbox } => match self.state.submit(*request, self.shared.now_ns()) {
+                Ok(id) => {
+                    routes.by_id.insert(id, Route { ticket, mailbox });
+                    routes.by_ticket.insert(ticket, id);
                 }
-            }
+                Err(error) => {
+                    routes.ended += 1;
+                    let message = match error {
+                        SubmitError::QueueFull { .. } | SubmitError::Invalid(_) => error.to_string(),
+                    };
+                    mailbox.push(Event::Failed { message });
+                }
+            },
             Command::Abort { ticket } => {
                 if let Some(id) = routes.by_ticket.get(&ticket).copied() {
                     self.state.abort(id, &mut |id, event| routes.deliver(id, event));

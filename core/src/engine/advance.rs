@@ -21,12 +21,17 @@ pub(super) struct Taker<'a, 'd> {
     pub deliver: &'a mut Deliver<'d>,
 }
 
+fn row_of<'a>(logits: &'a [f32], config: &EngineConfig, at: u32) -> &'a [f32] {
+    let width = config.vocab_size as usize;
+    &logits[at as usize * width..][..width]
+}
+
 impl Taker<'_, '_> {
     /// Take in one request; `None` once it has ended.
     pub fn take_in(&mut self, running: Running) -> Option<Running> {
         let mut sequence = match running {
             Running::Leaving(sequence) => {
-                sequence.drop_memory(self.memory, FinishReason::Abort).close(self.memory);
+                sequence.drop_memory(self.memory).close(self.memory);
                 return None;
             }
             _ if running.parts().1.planned == 0 => return Some(running),
@@ -61,8 +66,7 @@ impl Taker<'_, '_> {
             let reports = body.prompt_logprobs.as_mut().expect("rows are planned only if asked for");
             let id = body.tokens[reports.len() + 1];
             let k = body.sampling.prompt_logprobs.expect("asked for");
-            let width = self.config.vocab_size as usize;
-            let row = &self.logits[(active.first_logit_row + at) as usize * width..][..width];
+            let row = row_of(self.logits, self.config, active.first_logit_row + at);
             reports.push(self.sampler.score(row, id, k)?);
         }
         Ok(())
@@ -91,13 +95,11 @@ impl Taker<'_, '_> {
             n_generated: body.n_generated(),
             eos_ids: if body.sampling.ignore_eos { &[] } else { &config.eos_ids },
         };
-        let width = config.vocab_size as usize;
-        let at = (active.first_logit_row + active.n_prompt_logit_rows) as usize;
-        let choice = match self.sampler.sample(&self.logits[at * width..][..width], &context) {
+        let row = row_of(self.logits, config, active.first_logit_row + active.n_prompt_logit_rows);
+        let choice = match self.sampler.sample(row, &context) {
             Ok(choice) => choice,
             Err(error) => return self.fail(sequence, error),
         };
-        active.n_prompt_logit_rows = 0;
         let is_first = !body.is_started;
         self.start(body);
         body.tokens.push(choice.id);
@@ -120,7 +122,7 @@ impl Taker<'_, '_> {
 
     fn finish<S: HoldsMemory>(&mut self, sequence: Sequence<S>, reason: FinishReason) -> Option<Running> {
         let (id, usage) = (sequence.body.id, sequence.body.usage());
-        sequence.finish(self.memory, reason).close(self.memory);
+        sequence.finish(self.memory).close(self.memory);
         self.counters.finish(reason);
         (self.deliver)(id, Event::Finished { reason, usage });
         None
@@ -131,7 +133,7 @@ impl Taker<'_, '_> {
         let id = sequence.body.id;
         match error {
             SampleError::NotFinite { .. } => sequence.discard(self.memory),
-            SampleError::NothingLeft => sequence.drop_memory(self.memory, FinishReason::Abort),
+            SampleError::NothingLeft => sequence.drop_memory(self.memory),
         }
         .close(self.memory);
         self.counters.fail();

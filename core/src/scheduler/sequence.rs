@@ -20,7 +20,7 @@
 
 use crate::{
     cache::{lease::Lease, memory::Memory, namespace::Namespace},
-    request::{FinishReason, RequestId, SamplingParams, TokenLogprobs, Usage},
+    request::{RequestId, SamplingParams, TokenLogprobs, Usage},
     sampler::History,
 };
 
@@ -122,7 +122,7 @@ pub struct Decoding(Active);
 pub struct Leaving(Active);
 /// Ended; holds nothing.
 #[derive(Debug)]
-pub struct Finished(FinishReason);
+pub struct Finished(());
 
 /// A request in state `S`.
 #[derive(Debug)]
@@ -183,8 +183,8 @@ impl<S: Waits> Sequence<S> {
     }
 
     /// End without having run, or without running again.
-    pub fn cancel(self, reason: FinishReason) -> Sequence<Finished> {
-        Sequence { body: self.body, state: Finished(reason) }
+    pub fn cancel(self) -> Sequence<Finished> {
+        Sequence { body: self.body, state: Finished(()) }
     }
 }
 
@@ -207,21 +207,21 @@ impl<S: HoldsMemory> Sequence<S> {
     }
 
     /// End well: whole pages stay cached.
-    pub fn finish(mut self, memory: &mut Memory, reason: FinishReason) -> Sequence<Finished> {
+    pub fn finish(mut self, memory: &mut Memory) -> Sequence<Finished> {
         self.publish(memory);
-        self.drop_memory(memory, reason)
+        self.drop_memory(memory)
     }
 
     /// End and publish nothing more.
-    pub fn drop_memory(self, memory: &mut Memory, reason: FinishReason) -> Sequence<Finished> {
+    pub fn drop_memory(self, memory: &mut Memory) -> Sequence<Finished> {
         self.state.into_active().lease.release(memory);
-        Sequence { body: self.body, state: Finished(reason) }
+        Sequence { body: self.body, state: Finished(()) }
     }
 
     /// End, and forget what was published: the values are in doubt.
     pub fn discard(self, memory: &mut Memory) -> Sequence<Finished> {
         self.state.into_active().lease.discard(memory);
-        Sequence { body: self.body, state: Finished(FinishReason::Abort) }
+        Sequence { body: self.body, state: Finished(()) }
     }
 
     /// Give up the memory and wait. Whole pages are cached: if nobody needs them they shorten the return.
@@ -246,11 +246,6 @@ impl Sequence<Prefilling> {
 }
 
 impl Sequence<Finished> {
-    /// Why.
-    pub fn reason(&self) -> FinishReason {
-        self.state.0
-    }
-
     /// The end of the record: leaves its namespace.
     pub fn close(self, memory: &mut Memory) {
         memory.index.close(self.body.namespace);

@@ -31,7 +31,10 @@ enum State {
     Key(Quoted),
     BeforeColon(String),
     BeforeValue(String),
-    Value { key: String, value: ValueScanner },
+    Value {
+        key: String,
+        value: ValueScanner,
+    },
     End,
 }
 
@@ -62,7 +65,11 @@ impl Quoted {
 enum ValueScanner {
     Text(Quoted),
     /// Object or array: the closing brackets awaited, whether inside a string, and after a backslash there.
-    Nested { awaited: Vec<char>, quoted: bool, escaped: bool },
+    Nested {
+        awaited: Vec<char>,
+        quoted: bool,
+        escaped: bool,
+    },
     Scalar(String),
 }
 

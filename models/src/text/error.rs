@@ -31,7 +31,9 @@ pub enum TokenizerError {
     #[error("tokenizer.ggml.model: tokenizer kind {0:?} is not supported (supported: gpt2, llama); use tokenizer.json")]
     UnknownKind(String),
     /// tokenizer.json uses a decoder whose text cannot be streamed token by token.
-    #[error("tokenizer.json: decoder {0} is not supported (supported: ByteLevel, Metaspace, Replace/ByteFallback/Fuse/Strip)")]
+    #[error(
+        "tokenizer.json: decoder {0} is not supported (supported: ByteLevel, Metaspace, Replace/ByteFallback/Fuse/Strip)"
+    )]
     UnsupportedDecoder(String),
     /// The text could not be encoded.
     #[error("cannot tokenize the text: {0}")]

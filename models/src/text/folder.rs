@@ -137,8 +137,12 @@ impl Tokenizer {
         });
         let controls = SpecialTokens::new(controls);
         let id_of = |key: &str| files.named(key).and_then(|token| library.token_to_id(&token));
-        let named =
-            NamedIds { bos: id_of("bos_token"), eos: id_of("eos_token"), unk: id_of("unk_token"), pad: id_of("pad_token") };
+        let named = NamedIds {
+            bos: id_of("bos_token"),
+            eos: id_of("eos_token"),
+            unk: id_of("unk_token"),
+            pad: id_of("pad_token"),
+        };
         let later = decoder.without_first_prefix(&files.tokenizer).map(|json| {
             let mut later: tokenizers::Tokenizer =
                 serde_json::from_value(json).map_err(|error| bad(error.to_string()))?;
@@ -197,18 +201,26 @@ fn add_configured(library: &mut tokenizers::Tokenizer, files: &TokenizerFiles) -
             .single_word(flag("single_word"));
         library.add_tokens([token]).map_err(|error| bad(error.to_string()))?;
         if library.token_to_id(content).map(u64::from) != Some(id) {
-            return Err(bad(format!("added_tokens_decoder: {content:?} cannot have id {id}; tokenizer.json ends elsewhere")));
+            return Err(bad(format!(
+                "added_tokens_decoder: {content:?} cannot have id {id}; tokenizer.json ends elsewhere"
+            )));
         }
     }
-    let mut special: Vec<String> =
-        ["bos_token", "eos_token", "pad_token", "unk_token"].iter().filter_map(|key| files.named(key)).collect();
+    // An ordinary word is sometimes named as padding; it must not vanish from answers.
+    let mut special: Vec<(String, bool)> =
+        [("bos_token", true), ("eos_token", true), ("pad_token", false), ("unk_token", false)]
+            .iter()
+            .filter_map(|&(key, even_ordinary)| Some((files.named(key)?, even_ordinary)))
+            .collect();
     for file in [&files.config, &files.special_map] {
         let list = file.get("additional_special_tokens").and_then(Value::as_array);
-        special.extend(list.into_iter().flatten().filter_map(token_string));
+        special.extend(list.into_iter().flatten().filter_map(token_string).map(|token| (token, true)));
     }
     let added = library.get_added_tokens_decoder();
-    for content in special {
-        let Some(id) = library.token_to_id(&content) else { continue };
+    for (content, even_ordinary) in special {
+        let Some(id) = library.token_to_id(&content).filter(|id| even_ordinary || added.contains_key(id)) else {
+            continue;
+        };
         let mut token = added.get(&id).cloned().unwrap_or_else(|| AddedToken::from(content, true).normalized(false));
         if !token.special || !added.contains_key(&id) {
             token.special = true;
@@ -226,17 +238,17 @@ fn affixes(library: &tokenizers::Tokenizer, files: &TokenizerFiles) -> Result<(V
     };
     let (bare, full) = (encode(false)?, encode(true)?);
     let at = (0..=full.len().saturating_sub(bare.len())).find(|&at| full[at..].starts_with(&bare));
-    let at = at.ok_or_else(|| TokenizerError::malformed(LIBRARY, "the post-processor changes the text's own tokens"))?;
+    let at =
+        at.ok_or_else(|| TokenizerError::malformed(LIBRARY, "the post-processor changes the text's own tokens"))?;
     let (mut prefix, mut suffix) = (full[..at].to_vec(), full[at + bare.len()..].to_vec());
     let class = files.config.get("tokenizer_class").and_then(Value::as_str).unwrap_or_default();
     if ["LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer"].iter().any(|family| class.starts_with(family)) {
-        let overrule = |affix: &mut Vec<u32>, switch: &str, name: &str| {
-            match files.config.get(switch).and_then(Value::as_bool) {
+        let overrule =
+            |affix: &mut Vec<u32>, switch: &str, name: &str| match files.config.get(switch).and_then(Value::as_bool) {
                 Some(false) => affix.clear(),
                 Some(true) => *affix = files.named(name).and_then(|t| library.token_to_id(&t)).into_iter().collect(),
                 None => {}
-            }
-        };
+            };
         overrule(&mut prefix, "add_bos_token", "bos_token");
         overrule(&mut suffix, "add_eos_token", "eos_token");
     }

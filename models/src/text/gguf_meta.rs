@@ -2,6 +2,9 @@
 //!
 //! Kind `gpt2` is byte-level BPE with merges and goes through the `tokenizers` crate; kind `llama` is SentencePiece BPE
 //! with scores ([`super::spm`]). Everything else is refused by name. Source: the GGUF specification's tokenizer keys.
+//!
+//! Bytes that a byte-level vocabulary lacks add no token, as everywhere (SmolLM2 has none for six control characters).
+//! The `qwen2` kind normalises to NFC, as that model's own tokenizer does; llama.cpp does not.
 
 use std::collections::HashMap;
 
@@ -12,7 +15,7 @@ use super::{
     error::TokenizerError,
     pre_tokenizer,
     spm::{PieceUse, Spm},
-    tokenizer::{Encoder, NamedIds, NamedTemplate, Tokenizer, plain_specials},
+    tokenizer::{Encoder, NamedIds, NamedTemplate, Tokenizer, is_boundary, plain_specials},
     vocabulary::{SpacePrefix, TokenKind, Vocabulary},
 };
 
@@ -66,8 +69,13 @@ fn byte_piece(token: &str) -> Option<u8> {
 }
 
 impl GgufTokenizerMeta {
+    /// The type of a token. What begins or ends a sequence is a control token even where the file calls it visible:
+    /// otherwise user text could end a turn.
     fn kind(&self, id: usize) -> i32 {
-        self.token_types.as_ref().map_or(NORMAL, |types| types[id])
+        let written = self.token_types.as_ref().map_or(NORMAL, |types| types[id]);
+        let is_end = written == USER_DEFINED
+            && ([self.bos, self.eos].contains(&Some(id as u32)) || is_boundary(&self.tokens[id]));
+        if is_end { CONTROL } else { written }
     }
 
     fn validate(&self) -> Result<(), TokenizerError> {
@@ -75,10 +83,8 @@ impl GgufTokenizerMeta {
         if count == 0 || u32::try_from(count).is_err() {
             return Err(bad("tokens", format!("{count} entries; expected at least one and fewer than 2^32")));
         }
-        let lengths = [
-            ("scores", self.scores.as_ref().map(Vec::len)),
-            ("token_type", self.token_types.as_ref().map(Vec::len)),
-        ];
+        let lengths =
+            [("scores", self.scores.as_ref().map(Vec::len)), ("token_type", self.token_types.as_ref().map(Vec::len))];
         for (key, length) in lengths {
             if let Some(length) = length.filter(|&length| length != count) {
                 return Err(bad(key, format!("{length} entries for {count} tokens")));
@@ -124,6 +130,22 @@ impl GgufTokenizerMeta {
 }
 
 impl Tokenizer {
+    /// A stand-in for models without a tokenizer (random weights): byte b is id b, every other id is the text `⟨id⟩`.
+    /// `vocab_size` below 256 leaves out the bytes that have no id.
+    pub fn stand_in(vocab_size: u32) -> Result<Self, TokenizerError> {
+        let token = |id: u32| match u8::try_from(id) {
+            Ok(byte) => byte_map::char_of_byte(byte).to_string(),
+            Err(_) => format!("⟨{id}⟩").bytes().map(byte_map::char_of_byte).collect(),
+        };
+        Self::from_gguf(&GgufTokenizerMeta {
+            model: "gpt2".into(),
+            pre: Some("gpt-2".into()),
+            tokens: (0..vocab_size).map(token).collect(),
+            merges: Some(Vec::new()),
+            ..Default::default()
+        })
+    }
+
     /// Rebuild the tokenizer of a GGUF file.
     pub fn from_gguf(meta: &GgufTokenizerMeta) -> Result<Self, TokenizerError> {
         meta.validate()?;
@@ -182,7 +204,10 @@ fn byte_level(meta: &GgufTokenizerMeta) -> Result<Built, TokenizerError> {
         ids.entry(token.clone()).or_insert(id as u32);
     }
     let model = BPE::builder()
-        .vocab_and_merges(ids.into_iter().collect::<Vec<_>>().into_iter().collect::<tokenizers::models::bpe::Vocab>(), merges)
+        .vocab_and_merges(
+            ids.into_iter().collect::<Vec<_>>().into_iter().collect::<tokenizers::models::bpe::Vocab>(),
+            merges,
+        )
         .ignore_merges(recipe.ignore_merges)
         .build()
         .map_err(|error| bad("merges", error))?;
@@ -195,8 +220,8 @@ fn byte_level(meta: &GgufTokenizerMeta) -> Result<Built, TokenizerError> {
     let tokens: Vec<AddedToken> = meta.controls().map(added(true)).chain(meta.visible().map(added(false))).collect();
     library.add_tokens(tokens).map_err(|error| bad("tokens", error))?;
     library.set_encode_special_tokens(true);
-    let vocabulary = meta
-        .vocabulary(|_, token| byte_map::bytes_of_token(token).unwrap_or_else(|| token.to_owned().into_bytes()));
+    let vocabulary =
+        meta.vocabulary(|_, token| byte_map::bytes_of_token(token).unwrap_or_else(|| token.to_owned().into_bytes()));
     let encoder = Encoder::Library { first: Box::new(library), later: None };
     Ok((encoder, vocabulary, SpacePrefix::Never, recipe.add_bos))
 }
@@ -208,7 +233,10 @@ fn spm(meta: &GgufTokenizerMeta, named: NamedIds) -> Result<Built, TokenizerErro
     }
     for id in [named.bos, named.eos, named.unk].into_iter().flatten() {
         if id as usize >= meta.tokens.len() {
-            return Err(bad("tokens", format!("the usual special id {id} is missing from {} tokens", meta.tokens.len())));
+            return Err(bad(
+                "tokens",
+                format!("the usual special id {id} is missing from {} tokens", meta.tokens.len()),
+            ));
         }
     }
     let mut bytes = [None; 256];

@@ -27,7 +27,9 @@ fn normalise_one(index: usize, message: &Value) -> Result<Value, TemplateError> 
     };
     let content = match fields.get("content") {
         None | Some(Value::Null) if matches!(role.as_str(), "assistant" | "tool" | "function") => String::new(),
-        None | Some(Value::Null) => return Err(bad(index, format!("content is missing, which a {role} message needs"))),
+        None | Some(Value::Null) => {
+            return Err(bad(index, format!("content is missing, which a {role} message needs")));
+        }
         Some(Value::String(text)) => text.clone(),
         Some(Value::Array(parts)) => join_parts(index, parts)?,
         Some(_) => return Err(bad(index, "content is neither a string nor a list of parts")),
@@ -39,8 +41,7 @@ fn normalise_one(index: usize, message: &Value) -> Result<Value, TemplateError> 
         Some(Value::Array(calls)) if calls.is_empty() => drop(fields.shift_remove("tool_calls")),
         Some(Value::Array(calls)) => {
             for (call_index, call) in calls.iter_mut().enumerate() {
-                parse_arguments(call)
-                    .map_err(|cause| bad(index, format!("tool_calls[{call_index}]{cause}")))?;
+                parse_arguments(call).map_err(|cause| bad(index, format!("tool_calls[{call_index}]{cause}")))?;
             }
         }
         Some(_) => return Err(bad(index, "tool_calls is not a list")),
@@ -56,7 +57,8 @@ fn join_parts(index: usize, parts: &[Value]) -> Result<String, TemplateError> {
         let key = match kind {
             "text" | "input_text" | "output_text" => "text",
             "refusal" => "refusal",
-            "image_url" | "image" | "input_image" | "input_audio" | "audio" | "video_url" | "video" | "file" | "input_file" => {
+            "image_url" | "image" | "input_image" | "input_audio" | "audio" | "video_url" | "video" | "file"
+            | "input_file" => {
                 return Err(refuse(format!("is of type {kind:?}; this model reads text only")));
             }
             _ => return Err(refuse(format!("is of unknown type {kind:?}; expected \"text\""))),
@@ -69,14 +71,15 @@ fn join_parts(index: usize, parts: &[Value]) -> Result<String, TemplateError> {
 
 fn parse_arguments(call: &mut Value) -> Result<(), String> {
     let function = call.get_mut("function").and_then(Value::as_object_mut).ok_or(" has no function")?;
-    if !function.get("name").is_some_and(|name| name.as_str().is_some_and(|name| !name.is_empty())) {
+    if function.get("name").and_then(Value::as_str).is_none_or(str::is_empty) {
         return Err(".function has no name".into());
     }
     let arguments = match function.get("arguments") {
         None | Some(Value::Null) => Value::Object(Map::new()),
         Some(Value::String(text)) if text.trim().is_empty() => Value::Object(Map::new()),
-        Some(Value::String(text)) => serde_json::from_str(text)
-            .map_err(|error| format!(".function.arguments is not valid JSON: {error}"))?,
+        Some(Value::String(text)) => {
+            serde_json::from_str(text).map_err(|error| format!(".function.arguments is not valid JSON: {error}"))?
+        }
         Some(Value::Object(map)) => Value::Object(map.clone()),
         Some(_) => return Err(".function.arguments is neither a JSON string nor an object".into()),
     };
@@ -96,7 +99,8 @@ mod tests {
     #[test]
     fn content_parts_list_is_the_joined_string() {
         for role in ["user", "system", "tool"] {
-            let parts = json!({"role": role, "content": [{"type": "text", "text": "x "}, {"type": "text", "text": "B"}]});
+            let parts =
+                json!({"role": role, "content": [{"type": "text", "text": "x "}, {"type": "text", "text": "B"}]});
             assert_eq!(one(parts).unwrap(), json!({"role": role, "content": "x B"}));
             assert_eq!(one(json!({"role": role, "content": []})).unwrap()["content"], "");
         }
@@ -140,7 +144,10 @@ mod tests {
             (json!({"role": "user"}), "content is missing"),
             (json!({"role": "user", "content": 1}), "neither a string nor a list"),
             (json!({"role": "assistant", "tool_calls": [{}]}), "tool_calls[0] has no function"),
-            (json!({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}), "not valid JSON"),
+            (
+                json!({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}),
+                "not valid JSON",
+            ),
         ] {
             let error = one(message).unwrap_err();
             assert!(error.starts_with("messages[0]") && error.contains(cause), "{error}");

@@ -41,12 +41,8 @@ impl Marks {
     pub fn new<'a>(controls: &SpecialTokens, texts: impl IntoIterator<Item = &'a str>) -> Option<Self> {
         let alphabet: BTreeSet<char> = controls.iter().flat_map(|token| token.content.chars()).collect();
         let alphabet: Vec<char> = alphabet.into_iter().collect();
-        let used: BTreeSet<u32> = texts
-            .into_iter()
-            .flat_map(str::chars)
-            .map(u32::from)
-            .filter(|c| PRIVATE.contains(c))
-            .collect();
+        let used: BTreeSet<u32> =
+            texts.into_iter().flat_map(str::chars).map(u32::from).filter(|c| PRIVATE.contains(c)).collect();
         let mut base = PRIVATE.start;
         for c in used {
             if c >= base + alphabet.len() as u32 {

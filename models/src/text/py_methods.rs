@@ -5,14 +5,61 @@ use minijinja::{
     value::{Tuple, ValueKind, from_args},
 };
 
-/// Every method name that can be called on a value, for the check at load.
-pub const KNOWN: &[&str] = &[
-    "capitalize", "casefold", "center", "count", "endswith", "find", "format", "get", "index",
-    "isalnum", "isalpha", "isascii", "isdigit", "islower", "isnumeric", "isspace", "isupper", "items", "join", "keys",
-    "ljust", "lower", "lstrip", "partition", "removeprefix", "removesuffix", "replace", "rfind", "rindex", "rjust",
-    "rpartition", "rsplit", "rstrip", "split", "splitlines", "startswith", "strip", "swapcase", "title", "upper", "values",
+/// Every method name that can be called on a value.
+const KNOWN: &[&str] = &[
+    "capitalize",
+    "casefold",
+    "center",
+    "count",
+    "endswith",
+    "find",
+    "format",
+    "get",
+    "index",
+    "isalnum",
+    "isalpha",
+    "isascii",
+    "isdigit",
+    "islower",
+    "isnumeric",
+    "isspace",
+    "isupper",
+    "items",
+    "join",
+    "keys",
+    "ljust",
+    "lower",
+    "lstrip",
+    "partition",
+    "removeprefix",
+    "removesuffix",
+    "replace",
+    "rfind",
+    "rindex",
+    "rjust",
+    "rpartition",
+    "rsplit",
+    "rstrip",
+    "split",
+    "splitlines",
+    "startswith",
+    "strip",
+    "swapcase",
+    "title",
+    "upper",
+    "values",
     "zfill",
 ];
+
+/// Methods that change a list or dict. Templates may not call them (Python's immutable sandbox refuses too, when the
+/// branch is reached), so a template that only contains one still loads.
+const MUTATORS: &[&str] =
+    &["append", "clear", "extend", "insert", "pop", "popitem", "remove", "reverse", "setdefault", "sort", "update"];
+
+/// True for names that some value has as a method, for the check at load.
+pub fn exists(method: &str) -> bool {
+    KNOWN.contains(&method) || MUTATORS.contains(&method)
+}
 
 /// Called for a method that the value itself does not have.
 pub fn call(state: &mut State, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
@@ -25,8 +72,13 @@ pub fn call(state: &mut State, value: &Value, method: &str, args: &[Value]) -> R
         }
         _ => None,
     };
+    let changes = MUTATORS.contains(&method) && matches!(value.kind(), ValueKind::Seq | ValueKind::Map);
     match handled {
         Some(result) => Ok(result),
+        None if changes => {
+            let cause = format!("{method}: templates may not change lists and dicts; build a new one instead");
+            Err(Error::new(ErrorKind::InvalidOperation, cause))
+        }
         None => minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args),
     }
 }
@@ -108,7 +160,8 @@ fn string_method(text: &str, method: &str, args: &[Value]) -> Result<Option<Valu
         }
         "swapcase" => {
             let () = from_args(args)?;
-            let swap = |c: char| if c.is_uppercase() { c.to_lowercase().to_string() } else { c.to_uppercase().to_string() };
+            let swap =
+                |c: char| if c.is_uppercase() { c.to_lowercase().to_string() } else { c.to_uppercase().to_string() };
             Value::from(text.chars().map(swap).collect::<String>())
         }
         _ => return Ok(None),
@@ -148,7 +201,12 @@ fn empty_separator() -> Error {
     Error::new(ErrorKind::InvalidOperation, "empty separator")
 }
 
-fn split<'a>(text: &'a str, separator: Option<&str>, limit: Option<usize>, from_right: bool) -> Result<Vec<&'a str>, Error> {
+fn split<'a>(
+    text: &'a str,
+    separator: Option<&str>,
+    limit: Option<usize>,
+    from_right: bool,
+) -> Result<Vec<&'a str>, Error> {
     let count = limit.map_or(usize::MAX, |limit| limit.saturating_add(1));
     match separator {
         Some("") => Err(empty_separator()),
@@ -184,7 +242,9 @@ fn split<'a>(text: &'a str, separator: Option<&str>, limit: Option<usize>, from_
 }
 
 fn split_lines(text: &str, keep: bool) -> Vec<&str> {
-    let ends = |c: char| matches!(c, '\n' | '\r' | '\u{B}' | '\u{C}' | '\u{1C}'..='\u{1E}' | '\u{85}' | '\u{2028}' | '\u{2029}');
+    let ends = |c: char| {
+        matches!(c, '\n' | '\r' | '\u{B}' | '\u{C}' | '\u{1C}'..='\u{1E}' | '\u{85}' | '\u{2028}' | '\u{2029}')
+    };
     let mut lines = Vec::new();
     let mut rest = text;
     while let Some(at) = rest.find(ends) {

@@ -171,7 +171,13 @@ fn write_json(value: &Value, style: &JsonStyle, level: usize, out: &mut String) 
             let number = f64::try_from(value.clone())?;
             out.push_str(&match number {
                 n if n.is_nan() => "NaN".into(),
-                n if n.is_infinite() => if n > 0.0 { "Infinity".into() } else { "-Infinity".into() },
+                n if n.is_infinite() => {
+                    if n > 0.0 {
+                        "Infinity".into()
+                    } else {
+                        "-Infinity".into()
+                    }
+                }
                 n => float_repr(n),
             });
         }

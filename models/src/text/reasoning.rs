@@ -22,6 +22,12 @@ impl ReasoningFormat {
     pub fn think(starts_inside: bool) -> Self {
         Self { start: "<think>".into(), end: "</think>".into(), starts_inside }
     }
+
+    /// The same, inside from the start if `prompt` (the rendered chat) ends by opening the thinking part.
+    pub fn opened_by(mut self, prompt: &str) -> Self {
+        self.starts_inside |= prompt.trim_end().ends_with(&self.start);
+        self
+    }
 }
 
 /// A piece of text and what it is.
@@ -35,7 +41,10 @@ pub(crate) enum Part {
 enum State {
     /// White space and possibly the beginning of the start marker.
     Start(String),
-    Inside { end: Needle, held: String },
+    Inside {
+        end: Needle,
+        held: String,
+    },
     After,
 }
 

@@ -119,10 +119,7 @@ mod tests {
             SpecialToken::plain("", 4),
         ]);
         use Segment::*;
-        assert_eq!(
-            tokens.split("x<|a|><|a|>b|> é"),
-            [Text("x"), Token(1), Token(2), Token(3), Text(" é")]
-        );
+        assert_eq!(tokens.split("x<|a|><|a|>b|> é"), [Text("x"), Token(1), Token(2), Token(3), Text(" é")]);
         assert_eq!(tokens.split(""), []);
     }
 

@@ -93,7 +93,11 @@ impl Spm {
         while let Some(join) = joins.pop() {
             let (left, right) = (symbols[join.left], symbols[join.right]);
             // A swallowed symbol is empty (start == end), so it can never fill a join's span.
-            if left.start != join.start || right.end != join.end || left.next != Some(join.right) || right.start == right.end {
+            if left.start != join.start
+                || right.end != join.end
+                || left.next != Some(join.right)
+                || right.start == right.end
+            {
                 continue;
             }
             symbols[join.left].end = right.end;
@@ -229,7 +233,12 @@ mod tests {
 
     #[test]
     fn an_intermediate_piece_is_taken_apart_again() {
-        let pieces = [("a", PieceUse::Normal), ("ab", PieceUse::Intermediate), ("b", PieceUse::Normal), ("abb", PieceUse::Normal)];
+        let pieces = [
+            ("a", PieceUse::Normal),
+            ("ab", PieceUse::Intermediate),
+            ("b", PieceUse::Normal),
+            ("abb", PieceUse::Normal),
+        ];
         let pieces = pieces.iter().enumerate().map(|(i, &(t, u))| (t.to_owned(), i as u32, -(i as f32), u));
         let model = Spm::new(pieces, [None; 256], 7);
         assert_eq!(encode(&model, "abb"), [3]);

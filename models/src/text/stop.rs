@@ -47,7 +47,6 @@ impl Needle {
         if self.matched == self.len() { self.border[self.matched] } else { self.matched }
     }
 
-
     /// Feed one byte; true when it completes the string.
     pub(crate) fn feed(&mut self, byte: u8) -> bool {
         let bytes = self.text.as_bytes();
@@ -207,7 +206,11 @@ mod tests {
             for &a in &places {
                 for &b in places.iter().filter(|&&b| b >= a) {
                     let (sent, stopped) = run(&stops, &[&text[..a], &text[a..b], &text[b..]]);
-                    assert_eq!((sent.concat().as_str(), stopped.is_some()), (visible, expected.is_some()), "{stops:?} {text}");
+                    assert_eq!(
+                        (sent.concat().as_str(), stopped.is_some()),
+                        (visible, expected.is_some()),
+                        "{stops:?} {text}"
+                    );
                 }
             }
         }

@@ -13,7 +13,6 @@ use super::{
     py_methods,
     py_text::{self, JsonStyle},
     py_value::{self, from_json},
-    special::SpecialTokens,
     strftime::strftime,
     template_audit,
     tokenizer::{NamedTemplate, Tokenizer},
@@ -178,10 +177,10 @@ impl ChatTemplates {
         let marks = match chat.content_controls {
             ContentControls::Parse => Marks::default(),
             ContentControls::AsText => {
-                check_roles(&messages, tokenizer.controls())?;
                 let given = variables.values().chain(&messages).flat_map(strings);
                 let marks = Marks::new(tokenizer.controls(), given).ok_or(TemplateError::PrivateUse)?;
                 let protector = Protector { controls: tokenizer.controls(), marks: &marks };
+                check_roles(&messages, &protector)?;
                 messages.iter_mut().for_each(|message| protector.message(message));
                 variables.values_mut().for_each(|value| protector.value(value, &[]));
                 marks
@@ -207,12 +206,11 @@ impl ChatTemplates {
 /// Roles of the OpenAI API.
 const ROLES: &[&str] = &["system", "developer", "user", "assistant", "tool", "function"];
 
-/// Templates write roles between their own control markup, so a role must not complete one of an unintended kind.
-fn check_roles(messages: &[serde_json::Value], controls: &SpecialTokens) -> Result<(), TemplateError> {
+/// Templates write roles between their own control markup, so a role must not complete a token of its own choice.
+fn check_roles(messages: &[serde_json::Value], protector: &Protector<'_>) -> Result<(), TemplateError> {
     for (index, message) in messages.iter().enumerate() {
         let role = message["role"].as_str().unwrap_or_default();
-        let forges = || controls.iter().any(|token| token.content.contains(role) || role.contains(&token.content));
-        if role.is_empty() || (!ROLES.contains(&role) && forges()) {
+        if !ROLES.contains(&role) && (role.is_empty() || protector.text(role, true, &[]) != role) {
             let cause = format!("has role {role:?}; expected one of {}", ROLES.join(", "));
             return Err(TemplateError::Message { index, cause });
         }
@@ -230,10 +228,12 @@ fn describe(error: &Error) -> String {
 
 fn add_functions(env: &mut Environment<'static>) {
     env.add_filter("tojson", tojson);
-    env.add_filter("fromjson", |text: &str| match serde_json::from_str(text) {
+    let fromjson = |text: &str| match serde_json::from_str(text) {
         Ok(json) => Ok(from_json(&json)),
         Err(error) => Err(Error::new(ErrorKind::InvalidOperation, format!("fromjson: {error}"))),
-    });
+    };
+    env.add_filter("fromjson", fromjson);
+    env.add_filter("from_json", fromjson);
     env.add_filter("string", |value: &Value| py_text::to_str(value));
     env.add_filter("join", join);
     env.add_filter("int", int);
@@ -245,7 +245,9 @@ fn add_functions(env: &mut Environment<'static>) {
         use minijinja::value::ValueKind::*;
         matches!(value.kind(), String | Seq | Map | Undefined)
     });
-    env.add_test("iterable", |value: &Value| value.as_str().is_some() || value.try_iter().is_ok());
+    env.add_test("iterable", |value: &Value| {
+        !value.is_none() && (value.as_str().is_some() || value.try_iter().is_ok())
+    });
     env.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, format!("{RAISED}{}", py_text::to_str(message)?)))
     });

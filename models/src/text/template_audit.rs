@@ -81,8 +81,10 @@ fn tag(body: &str, close: &str) -> (Vec<Token>, usize) {
     (tokens, body.len())
 }
 
-const KEYWORDS: &[&str] =
-    &["if", "elif", "else", "not", "in", "and", "or", "is", "for", "set", "call", "with", "import", "from", "include", "do"];
+const KEYWORDS: &[&str] = &[
+    "if", "elif", "else", "not", "in", "and", "or", "is", "for", "set", "call", "with", "import", "from", "include",
+    "do",
+];
 
 /// Every name that does not exist, as "filter x", "test x", "method x", "function x", "operator x".
 pub fn unknown_names(env: &Environment<'_>, source: &str) -> Vec<String> {
@@ -128,21 +130,19 @@ pub fn unknown_names(env: &Environment<'_>, source: &str) -> Vec<String> {
             match before {
                 Some(Token::Sign('|')) if !has_filter(env, name) => report("filter", name),
                 Some(Token::Sign('|')) => {}
-                _ if is_test => {
-                    if !has_test(env, name) {
-                        report("test", name);
-                    }
-                }
+                _ if is_test && !has_test(env, name) => report("test", name),
+                _ if is_test => {}
                 Some(Token::Sign('.')) if is_call => {
                     let is_own = ["cycle", "changed"].contains(&name.as_str()) || is_variable(name);
-                    if !is_own && !py_methods::KNOWN.contains(&name.as_str()) {
+                    if !is_own && !py_methods::exists(name) {
                         report("method", name);
                     }
                 }
                 Some(Token::Sign('.')) => {}
                 _ if is_call && at > 0 && tag[at - 1] == Token::Name("macro".into()) => {}
                 _ if is_call => {
-                    let is_own = KEYWORDS.contains(&name.as_str()) || ["caller", "loop", "super"].contains(&name.as_str());
+                    let is_own =
+                        KEYWORDS.contains(&name.as_str()) || ["caller", "loop", "super"].contains(&name.as_str());
                     let exists = env.globals().any(|(global, _)| global == name);
                     if !is_own && !exists && !is_variable(name) {
                         report("function", name);

@@ -99,6 +99,17 @@ impl Tokenizer {
         self.named
     }
 
+    /// Ids that end an answer: end of sequence, and the control tokens that end a turn in published chat formats. For
+    /// models that do not list theirs (generation_config.json does; GGUF files do not).
+    pub fn end_ids(&self) -> Vec<u32> {
+        let ends =
+            self.controls.iter().filter(|token| TURN_ENDS.contains(&token.content.as_str())).map(|token| token.id);
+        let mut ids: Vec<u32> = ends.chain(self.named.eos).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        ids
+    }
+
     /// The string of a named id, for templates (`bos_token`, `eos_token`).
     pub fn string_of(&self, id: Option<u32>) -> Option<String> {
         let bytes = self.vocabulary.bytes(id?).ok()?;
@@ -205,7 +216,8 @@ impl Tokenizer {
                             starts_segment = self.space_prefix == SpacePrefix::EachSegment;
                         }
                         Segment::Text(text) => {
-                            let space = if starts_segment && self.space_prefix != SpacePrefix::Never { "▁" } else { "" };
+                            let space =
+                                if starts_segment && self.space_prefix != SpacePrefix::Never { "▁" } else { "" };
                             model.encode(&format!("{space}{}", text.replace(' ', "▁")), ids);
                             starts_segment = false;
                         }
@@ -215,6 +227,17 @@ impl Tokenizer {
         }
         Ok(())
     }
+}
+
+/// Strings that end sequences and turns in published models.
+const TURN_ENDS: &[&str] =
+    &["</s>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>"];
+/// Strings that begin them.
+const TURN_STARTS: &[&str] = &["<s>", "<|im_start|>", "<|begin_of_text|>", "<|start_header_id|>", "<start_of_turn>"];
+
+/// True for strings that begin or end a sequence or turn in published models.
+pub(crate) fn is_boundary(content: &str) -> bool {
+    TURN_ENDS.contains(&content) || TURN_STARTS.contains(&content)
 }
 
 /// Every token of `tokens` as something to find in text, without stripping.

@@ -17,18 +17,30 @@ const CLOSE: &str = "</tool_call>";
 pub(crate) enum ToolPart {
     Content(String),
     /// Call `index` begins.
-    Name { index: u32, name: String },
+    Name {
+        index: u32,
+        name: String,
+    },
     /// More of the arguments of call `index`.
-    Arguments { index: u32, fragment: String },
+    Arguments {
+        index: u32,
+        fragment: String,
+    },
 }
 
 #[derive(Clone, Debug)]
 enum State {
     Content,
     /// Inside a call; `raw` is everything since the marker while it may still have to go back to content.
-    Call { reader: CallReader, raw: String },
+    Call {
+        reader: CallReader,
+        raw: String,
+    },
     /// The JSON has ended; white space and the closing marker may follow.
-    AfterJson { close: usize, seen: String },
+    AfterJson {
+        close: usize,
+        seen: String,
+    },
     /// A call that went wrong after it was begun: nothing more of it is shown.
     Broken(Needle),
 }

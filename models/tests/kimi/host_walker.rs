@@ -133,7 +133,7 @@ fn tensor(graph: &Graph, r: Ref, step: &StepView<'_>) -> Tensor {
     match r {
         Ref::Value(i) => {
             let v = &graph.values[i];
-            Tensor::new(v.dtype, v.vary, &[&[step.count(v.vary, 1)], &v.inner[..]].concat())
+            Tensor::new(v.dtype, v.vary, &[&[step.count(v.vary, 1) as u64], &v.inner[..]].concat())
         }
         Ref::Weight(i) => Tensor::new(graph.weights[i].dtype, Vary::Fixed, &graph.weights[i].dims),
         Ref::Cache { component, tensor } => {

@@ -23,8 +23,22 @@ impl ModelPath {
         }
     }
 
-    /// The name to serve it under unless told otherwise: folder or file name without `.gguf`.
+    /// The name to serve it under unless told otherwise: that it was pulled by, else folder or file name without `.gguf`.
     pub fn default_name(&self) -> String {
+        home().ok().and_then(|home| self.pulled_name(&home)).unwrap_or_else(|| self.file_name())
+    }
+
+    fn pulled_name(&self, home: &Path) -> Option<String> {
+        let inside = self.path().strip_prefix(home.join("models")).ok()?;
+        let name = match self {
+            Self::Folder(_) => inside,
+            Self::Gguf(_) => inside.parent()?,
+            Self::Dummy(_) => return None,
+        };
+        name.to_str().filter(|name| !name.is_empty()).map(str::to_owned)
+    }
+
+    fn file_name(&self) -> String {
         let path = self.path();
         let path = match self {
             // A config is called config.json; the folder says which.
@@ -110,6 +124,17 @@ fn only_gguf(folder: &Path) -> Option<ModelPath> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pulled_model_is_served_under_the_name_it_was_pulled_by() {
+        let home = Path::new("/cache/tokenspeed");
+        let gguf = ModelPath::Gguf(home.join("models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf"));
+        assert_eq!(gguf.pulled_name(home).as_deref(), Some("smollm2-135m"));
+        let folder = ModelPath::Folder(home.join("models/org/model"));
+        assert_eq!(folder.pulled_name(home).as_deref(), Some("org/model"));
+        assert_eq!(ModelPath::Gguf("/elsewhere/a.gguf".into()).pulled_name(home), None);
+        assert_eq!(ModelPath::Gguf(home.join("models/a.gguf")).pulled_name(home), None);
+    }
 
     #[test]
     fn folders_files_and_dummies() {

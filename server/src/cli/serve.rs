@@ -136,8 +136,6 @@ fn announce(state: &ServerState, loaded: engine_setup::Loaded, url: &str, log: L
     let names = state.loaded().map(|ready| ready.model_names.join(", ")).unwrap_or_default();
     if log.is_json() {
         log.event("ready", &[("url", url), ("model", &names), ("sampling_defaults", &defaults)]);
-    } else {
-        eprintln!("  sampling defaults from the model: {defaults}");
     }
     // On standard output, alone, for scripts.
     let mut out = std::io::stdout().lock();

@@ -100,9 +100,10 @@ impl std::fmt::Debug for Loaded {
 /// Resolve, check, print the preflight table, load, start the engine. Blocks for as long as the weights take.
 pub fn load(options: &EngineOptions, progress: &mut dyn Progress) -> Result<Loaded, CliError> {
     let prepared = Prepared::new(options, Shape::Serve)?;
+    let place = resolve_model(&options.model)?;
     let info = ModelInfo {
-        name: resolve_model(&options.model)?.default_name(),
-        path: resolve_model(&options.model)?.path().to_owned(),
+        name: place.default_name(),
+        path: place.path().to_owned(),
         defaults: prepared.defaults(options),
         preflight: prepared.preflight(options),
     };

@@ -69,12 +69,9 @@ pub fn chat_input(fields: &Fields, context: RequestContext<'_>) -> Result<(ChatI
         return Err(ApiError::unsupported("tools", message));
     }
     let parallel = fields.bool("parallel_tool_calls")?.unwrap_or(true);
-    let continue_final_message = fields.bool("continue_final_message")?.unwrap_or(false);
-    let add_generation_prompt = fields.bool("add_generation_prompt")?.unwrap_or(!continue_final_message);
-    if continue_final_message && add_generation_prompt {
-        let message = "'continue_final_message' and 'add_generation_prompt' cannot both be true.";
-        return Err(ApiError::param("continue_final_message", message));
-    }
+    let add_generation_prompt = fields.bool("add_generation_prompt")?.unwrap_or(true);
+    let off = |value: &Value| *value == Value::Bool(false);
+    fields.refuse("continue_final_message", "render the prompt yourself and use /v1/completions.", off)?;
     let template_kwargs = fields.object("chat_template_kwargs")?.cloned().unwrap_or_default();
     let reserved = ["messages", "tools", "add_generation_prompt", "bos_token", "eos_token"];
     if let Some(key) = template_kwargs.keys().find(|key| reserved.contains(&key.as_str())) {
@@ -82,7 +79,7 @@ pub fn chat_input(fields: &Fields, context: RequestContext<'_>) -> Result<(ChatI
         return Err(ApiError::param("chat_template_kwargs", message));
     }
     let single = !tools.is_empty() && !parallel;
-    Ok((ChatInput { messages, tools, add_generation_prompt, continue_final_message, template_kwargs }, single))
+    Ok((ChatInput { messages, tools, add_generation_prompt, template_kwargs }, single))
 }
 
 fn max_tokens(fields: &Fields) -> Result<Option<u32>, ApiError> {

@@ -111,7 +111,9 @@ impl ServerState {
 
     /// The model is there. A second call is ignored: a server has one model.
     pub fn set_ready(&self, loaded: Loaded) {
-        let limits = loaded.engine.limits();
+        let mut limits = loaded.engine.limits();
+        // Models pad their vocabulary; ids without text are nobody's to name.
+        limits.vocab_size = limits.vocab_size.min(loaded.frontend.vocab_size());
         let names = &self.config.model_names;
         let model_names = if names.is_empty() { vec![loaded.info.name.clone()] } else { names.clone() };
         if self.is_draining() {

@@ -137,6 +137,7 @@ fn huge_numbers() {
         ("repetition_penalty", "-1"),
         ("repetition_penalty", "1e30"),
         ("seed", "18446744073709551616"),
+        ("seed", "1e19"),
         ("seed", "1.5"),
     ];
     for (field, value) in bad {

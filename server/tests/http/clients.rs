@@ -1,13 +1,12 @@
-//! Other people's clients. Needs a Python with the packages of `tests/clients/requirements.txt`.
+//! Other people's clients. `cargo xtask test` names a Python with the packages of `tests/requirements.txt`.
 
 use std::{path::Path, process::Command};
 
 use crate::support::TestServer;
 
 #[test]
-#[ignore = "needs TOKENSPEED_TEST_PYTHON, a Python with the openai package; cargo xtask test provides it"]
 fn official_openai_python_client() {
-    let python = std::env::var("TOKENSPEED_TEST_PYTHON").expect("TOKENSPEED_TEST_PYTHON names a Python interpreter");
+    let python = std::env::var("TOKENSPEED_PYTHON").expect("no TOKENSPEED_PYTHON: run this through `cargo xtask test`");
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/clients/openai_client.py");
     let server = TestServer::start();
     let output = Command::new(python)

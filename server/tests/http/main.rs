@@ -4,6 +4,7 @@ mod clients;
 mod lifecycle;
 mod response_shape;
 mod support;
+mod terminal;
 mod text_and_stop;
 mod tool_calls;
 mod transport;

@@ -123,6 +123,8 @@ fn usage_with_cached_tokens() {
     assert_eq!(cached(&prompt, r#","cache_salt":"s""#), 0);
     assert_eq!(cached(&prompt, r#","cache_salt":"s""#), 192);
     assert_eq!(cached(&prompt, r#","cache_salt":"""#), 0);
+    // Later choices of one prompt find what the first one stored; that is no saving to report.
+    assert_eq!(cached(&prompt, r#","cache_salt":"n","n":3"#), 0);
     let flushed = server.post("/flush_cache", "");
     assert_eq!(flushed.status, 200, "{}", flushed.text());
     assert_eq!(cached(&prompt, ""), 0);

@@ -1,9 +1,13 @@
 //! Attention of one unit: some tokens of a sequence, one key/value head.
 
-use super::{AttentionArgs, TILE, Unit, Work, tile};
+use super::{
+    AttentionArgs, TILE, Unit, Work,
+    tile::{Head, Upcoming},
+};
 use crate::{
     exp::exp,
-    simd::{Kernel, LANES, Simd, largest, sum},
+    kv_write::Pages,
+    simd::{Kernel, LANES, Simd},
 };
 use std::ops::Range;
 
@@ -13,6 +17,8 @@ const TILE_VECTORS: usize = TILE / LANES;
 pub(super) struct UnitKernel<'a> {
     pub args: &'a AttentionArgs<'a>,
     pub unit: Unit,
+    /// What this worker does next: its first tile is prefetched at the end of this one.
+    pub next: Option<Unit>,
     pub work: Work,
 }
 
@@ -24,11 +30,11 @@ impl Kernel for UnitKernel<'_> {
             self.load_queries::<S>();
             let last = self.unit.position + self.unit.tokens - 1;
             let first = self.args.first_seen(self.unit.position);
+            // Positions before `first` may have lost their pages; after `last` nothing is written yet.
+            let seen = |start: usize| first.max(start)..(last + 1).min(start + TILE);
             for start in (first / TILE * TILE..=last).step_by(TILE) {
-                // Positions before `first` may have lost their pages; after `last` nothing is written yet.
-                let seen = first.max(start)..(last + 1).min(start + TILE);
-                self.load_tile::<S>(start, seen.clone());
-                self.each_block::<S>(start, seen);
+                self.load_tile::<S>(start, seen(start));
+                self.each_block::<S>(start, seen(start), self.upcoming(start + TILE));
             }
             self.store_results::<S>();
         }
@@ -73,25 +79,39 @@ impl UnitKernel<'_> {
         }
     }
 
+    fn head<'a>(&self, pages: &'a Pages, unit: Unit) -> Head<'a> {
+        let dim = self.args.head_dim;
+        Head { pages, table_row: unit.table_row, first: unit.kv_head * dim, dim }
+    }
+
+    /// Keys and values of the tile at `start`, or of the next unit's first one where this unit ends before.
+    #[inline(always)]
+    unsafe fn upcoming(&self, start: usize) -> [Upcoming; 2] {
+        let (unit, start) = if start < self.unit.position + self.unit.tokens {
+            (self.unit, start)
+        } else if let Some(next) = self.next {
+            (next, self.args.first_seen(next.position) / TILE * TILE)
+        } else {
+            return [Upcoming::NONE; 2];
+        };
+        // SAFETY: the table covers every position a unit sees; a tile's start before them is in the same page or
+        // unused.
+        unsafe { [&self.args.k, &self.args.v].map(|pages| self.head(pages, unit).upcoming(start)) }
+    }
+
+    /// Positions outside `seen` keep what an earlier tile left: their scores are masked, their values not read.
     #[inline(always)]
     unsafe fn load_tile<S: Simd>(&self, start: usize, seen: Range<usize>) {
-        let (args, unit, padded) = (self.args, self.unit, self.padded());
-        let (before, count) = (seen.start - start, seen.len());
-        // SAFETY: 64 padded rows each; rows outside `seen` become zeros, whatever a page holds there.
+        let (args, work) = (self.args, self.work);
+        // SAFETY: the table covers `seen`; regions hold 64 padded rows.
         unsafe {
-            for buffer in [self.work.staging, self.work.values] {
-                std::ptr::write_bytes(buffer, 0, before * padded);
-                std::ptr::write_bytes(buffer.add((before + count) * padded), 0, (TILE - before - count) * padded);
-            }
-            let (keys, values) = (self.work.staging.add(before * padded), self.work.values.add(before * padded));
-            tile::fetch::<S>(&args.k, unit.table_row, seen.clone(), unit.kv_head, args.head_dim, keys);
-            tile::fetch::<S>(&args.v, unit.table_row, seen, unit.kv_head, args.head_dim, values);
-            tile::transpose::<S>(self.work.staging, padded, self.work.keys);
+            self.head(&args.k, self.unit).fetch_transposed::<S>(start, seen.clone(), work.staging, work.keys);
+            self.head(&args.v, self.unit).fetch::<S>(start, seen, work.values);
         }
     }
 
     #[inline(always)]
-    unsafe fn each_block<S: Simd>(&self, start: usize, seen: Range<usize>) {
+    unsafe fn each_block<S: Simd>(&self, start: usize, seen: Range<usize>, mut upcoming: [Upcoming; 2]) {
         let mut q = 0;
         macro_rules! step {
             ($r:literal) => {
@@ -99,7 +119,8 @@ impl UnitKernel<'_> {
                     // Causal: a block whose last query is before the tile sees nothing of it.
                     if self.position(q + $r - 1) >= start {
                         // SAFETY: rows q..q + $r exist.
-                        unsafe { self.block::<S, $r>(q, start, seen.clone()) };
+                        unsafe { self.block::<S, $r>(q, start, seen.clone(), upcoming) };
+                        upcoming = [Upcoming::NONE; 2];
                     }
                     q += $r;
                 }
@@ -113,57 +134,78 @@ impl UnitKernel<'_> {
 
     /// R query rows against the loaded tile.
     #[inline(always)]
-    unsafe fn block<S: Simd, const R: usize>(&self, q: usize, start: usize, seen: Range<usize>) {
+    unsafe fn block<S: Simd, const R: usize>(
+        &self,
+        q: usize,
+        start: usize,
+        seen: Range<usize>,
+        [keys, values]: [Upcoming; 2],
+    ) {
         // SAFETY: rows q..q + R exist.
         unsafe {
-            match S::ATTENTION_VECTORS {
-                4 => self.scores::<S, R, 4>(q),
-                2 => self.scores::<S, R, 2>(q),
-                _ => self.scores::<S, R, 1>(q),
-            }
+            // Positions no query of this block sees are left out: their weights would be zero.
+            let end = (self.position(q + R - 1) + 1).min(seen.end);
+            self.scores::<S, R>(q, (end - start).div_ceil(LANES), keys);
             let mut decay = [1f32; R];
             for (r, decay) in decay.iter_mut().enumerate() {
                 *decay = self.weigh::<S>(q + r, start);
             }
-            // Values of positions no query of this block sees are left out; they would add zeros.
-            let end = (self.position(q + R - 1) + 1).min(seen.end) - start;
-            let begin = self.args.first_seen(self.position(q)).max(seen.start) - start;
+            let (begin, end) = (self.args.first_seen(self.position(q)).max(seen.start) - start, end - start);
             if begin < end {
                 match S::ATTENTION_VECTORS {
-                    4 => self.add_values::<S, R, 4>(q, &decay, begin..end),
-                    2 => self.add_values::<S, R, 2>(q, &decay, begin..end),
-                    _ => self.add_values::<S, R, 1>(q, &decay, begin..end),
+                    4 => self.add_values::<S, R, 4>(q, &decay, begin..end, values),
+                    2 => self.add_values::<S, R, 2>(q, &decay, begin..end, values),
+                    _ => self.add_values::<S, R, 1>(q, &decay, begin..end, values),
                 }
             }
         }
     }
 
-    /// Scores of R query rows with all 64 positions.
+    /// Scores of R query rows with the first `vectors` vectors of positions.
     #[inline(always)]
-    unsafe fn scores<S: Simd, const R: usize, const V: usize>(&self, q: usize) {
+    unsafe fn scores<S: Simd, const R: usize>(&self, q: usize, vectors: usize, mut upcoming: Upcoming) {
+        let mut v0 = 0;
+        macro_rules! step {
+            ($v:literal) => {
+                while $v <= S::ATTENTION_VECTORS && vectors - v0 >= $v {
+                    // SAFETY: rows q..q + R and vectors v0..v0 + $v exist.
+                    unsafe { self.score_columns::<S, R, $v>(q, v0, upcoming) };
+                    upcoming = Upcoming::NONE;
+                    v0 += $v;
+                }
+            };
+        }
+        step!(4);
+        step!(2);
+        step!(1);
+    }
+
+    #[inline(always)]
+    unsafe fn score_columns<S: Simd, const R: usize, const V: usize>(&self, q: usize, v0: usize, upcoming: Upcoming) {
         let (dim, padded) = (self.args.head_dim, self.padded());
         // SAFETY: rows and positions are inside their regions.
         unsafe {
             let query = self.work.q.add(q * padded);
-            for v0 in (0..TILE_VECTORS).step_by(V) {
-                let mut s = [[S::splat(0.0); V]; R];
-                for d in 0..dim {
-                    let keys = self.work.keys.add(d * TILE + v0 * LANES);
-                    let mut k = [S::splat(0.0); V];
-                    for (v, k) in k.iter_mut().enumerate() {
-                        *k = S::load(keys.add(v * LANES));
-                    }
-                    for (r, s) in s.iter_mut().enumerate() {
-                        let x = S::splat(*query.add(r * padded + d));
-                        for (s, k) in s.iter_mut().zip(k) {
-                            *s = S::fma(x, k, *s);
-                        }
+            let mut s = [[S::splat(0.0); V]; R];
+            for d in 0..dim {
+                if d < TILE {
+                    upcoming.prefetch::<S>(d);
+                }
+                let keys = self.work.keys.add(d * TILE + v0 * LANES);
+                let mut k = [S::splat(0.0); V];
+                for (v, k) in k.iter_mut().enumerate() {
+                    *k = S::load(keys.add(v * LANES));
+                }
+                for (r, s) in s.iter_mut().enumerate() {
+                    let x = S::splat(*query.add(r * padded + d));
+                    for (s, k) in s.iter_mut().zip(k) {
+                        *s = S::fma(x, k, *s);
                     }
                 }
-                for (r, s) in s.iter().enumerate() {
-                    for (v, s) in s.iter().enumerate() {
-                        S::store(self.work.scores.add((q + r) * TILE + (v0 + v) * LANES), *s);
-                    }
+            }
+            for (r, s) in s.iter().enumerate() {
+                for (v, s) in s.iter().enumerate() {
+                    S::store(self.work.scores.add((q + r) * TILE + (v0 + v) * LANES), *s);
                 }
             }
         }
@@ -182,32 +224,41 @@ impl UnitKernel<'_> {
                 std::ptr::write_bytes(scores, 0, TILE);
                 return 1.0;
             }
-            for i in (0..from).chain(to..TILE) {
-                *scores.add(i) = f32::NEG_INFINITY;
-            }
-            let mut s = [S::splat(0.0); TILE_VECTORS];
+            let mut s = [S::splat(f32::NEG_INFINITY); TILE_VECTORS];
             for (v, s) in s.iter_mut().enumerate() {
-                *s = S::load(scores.add(v * LANES));
+                let (first, end) = (v * LANES, (v + 1) * LANES);
+                if from <= first && end <= to {
+                    *s = S::load(scores.add(first));
+                } else if first < to && from < end {
+                    let mut lane = [f32::NEG_INFINITY; LANES];
+                    for i in from.max(first)..to.min(end) {
+                        lane[i - first] = *scores.add(i);
+                    }
+                    *s = S::load(lane.as_ptr());
+                }
             }
             let [a, b, c, d] = s;
             let old = *self.work.max.add(q);
-            let new = largest::<S>(S::max(S::max(a, b), S::max(c, d)));
-            let new = if old > new { old } else { new };
+            let new = S::largest(S::max(S::max(a, b), S::max(c, d)));
+            let (new, decay) = if old >= new {
+                (old, 1.0)
+            } else {
+                let mut lane = [0f32; LANES];
+                S::store(lane.as_mut_ptr(), exp::<S>(S::splat(old - new)));
+                (new, lane[0])
+            };
             *self.work.max.add(q) = new;
             for s in &mut s {
                 *s = exp::<S>(S::sub(*s, S::splat(new)));
             }
             let [a, b, c, d] = s;
-            let mut first = [0f32; LANES];
-            let decay = exp::<S>(S::sub(S::splat(old), S::splat(new)));
-            S::store(first.as_mut_ptr(), decay);
             let sums = self.work.sum.add(q * LANES);
             let tile = S::add(S::add(a, b), S::add(c, d));
-            S::store(sums, S::fma(S::load(sums), decay, tile));
+            S::store(sums, S::fma(S::load(sums), S::splat(decay), tile));
             for (v, s) in s.iter().enumerate() {
                 S::store(scores.add(v * LANES), *s);
             }
-            first[0]
+            decay
         }
     }
 
@@ -218,6 +269,7 @@ impl UnitKernel<'_> {
         q: usize,
         decay: &[f32; R],
         positions: Range<usize>,
+        mut upcoming: Upcoming,
     ) {
         let padded = self.padded();
         let vectors = padded / LANES;
@@ -226,13 +278,14 @@ impl UnitKernel<'_> {
             // SAFETY: the vectors addressed are inside a padded row.
             unsafe {
                 if vectors - v0 >= V {
-                    self.add_columns::<S, R, V>(q, decay, positions.clone(), v0);
+                    self.add_columns::<S, R, V>(q, decay, positions.clone(), v0, upcoming);
                     v0 += V;
                 } else {
-                    self.add_columns::<S, R, 1>(q, decay, positions.clone(), v0);
+                    self.add_columns::<S, R, 1>(q, decay, positions.clone(), v0, upcoming);
                     v0 += 1;
                 }
             }
+            upcoming = Upcoming::NONE;
         }
     }
 
@@ -243,6 +296,7 @@ impl UnitKernel<'_> {
         decay: &[f32; R],
         positions: Range<usize>,
         v0: usize,
+        upcoming: Upcoming,
     ) {
         let padded = self.padded();
         // SAFETY: as in `add_values`.
@@ -256,6 +310,7 @@ impl UnitKernel<'_> {
                 }
             }
             for j in positions {
+                upcoming.prefetch::<S>(j);
                 let row = self.work.values.add(j * padded + v0 * LANES);
                 let mut value = [S::splat(0.0); V];
                 for (v, value) in value.iter_mut().enumerate() {
@@ -282,7 +337,7 @@ impl UnitKernel<'_> {
         for q in 0..self.queries() {
             // SAFETY: row q exists in the operand and in scratch.
             unsafe {
-                let scale = S::splat(1.0 / sum::<S>(S::load(self.work.sum.add(q * LANES))));
+                let scale = S::splat(1.0 / S::sum(S::load(self.work.sum.add(q * LANES))));
                 let to = self.args.y.add(self.offset(q));
                 for d in (0..dim).step_by(LANES) {
                     let v = S::mul(S::load(self.work.out.add(q * padded + d)), scale);

@@ -66,7 +66,7 @@ pub struct GemmArgs {
 
 /// Whether [`gemm`] takes this weight format and depth.
 pub fn supported(dtype: DType, k: usize) -> bool {
-    is_weight_format(dtype) && k % dtype.block_len() == 0
+    is_weight_format(dtype) && k.is_multiple_of(dtype.block_len())
 }
 
 /// Scratch a worker needs for GEMMs of at most `m` rows and depth `k` in `dtype`.
@@ -127,6 +127,38 @@ pub unsafe fn gemm(level: Level, part: Part, scratch: &mut Scratch, args: &GemmA
     }
 }
 
+/// Most weights that [`gemm_group`] takes.
+pub const GROUP_MAX: usize = 4;
+
+/// This worker's share of several products of the same activations (`x`, `ldx`, `m` and `k` are equal): query, key and
+/// value, or gate and up. The bits are those of [`gemm`] one by one; the activations are prepared once.
+///
+/// # Safety
+/// As [`gemm`], for each; results do not overlap.
+pub unsafe fn gemm_group(level: Level, part: Part, scratch: &mut Scratch, group: &[GemmArgs]) {
+    assert!(group.len() <= GROUP_MAX, "a group of {} products; at most {GROUP_MAX}", group.len());
+    #[cfg(target_arch = "x86_64")]
+    if level == Level::Amx && group.iter().all(|args| args.weight.packed && amx::takes(args.weight.dtype)) {
+        let Some(first) = group.first() else { return };
+        debug_assert!(group.iter().all(|a| (a.x, a.ldx, a.m, a.k) == (first.x, first.ldx, first.m, first.k)));
+        let mut rows = 0..0;
+        let jobs: [_; GROUP_MAX] = std::array::from_fn(|i| {
+            let args = group.get(i).unwrap_or(first);
+            let (my_rows, tiles) = share(part, args.m, args.n.div_ceil(TILE_ROWS));
+            rows = my_rows;
+            let bytes = tile_bytes(args.weight.dtype, args.k);
+            amx::Job { args, packed: args.weight.data.wrapping_add(tiles.start * bytes), tiles }
+        });
+        // SAFETY: the caller's promise.
+        unsafe { amx::gemm(&jobs[..group.len()], rows, &mut scratch.carve()) };
+        return;
+    }
+    for args in group {
+        // SAFETY: the caller's promise.
+        unsafe { gemm(level, part, scratch, args) };
+    }
+}
+
 /// The product of some rows with some tiles.
 ///
 /// # Safety
@@ -143,7 +175,7 @@ unsafe fn rectangle(
     #[cfg(target_arch = "x86_64")]
     if level == Level::Amx && amx::takes(dtype) {
         // SAFETY: the tier is available by the caller's promise.
-        unsafe { amx::gemm(args, packed, rows, tiles, &mut carver) };
+        unsafe { amx::gemm(&[amx::Job { args, packed, tiles }], rows, &mut carver) };
         return;
     }
     let panel = carver.take(PANEL_VALUES);

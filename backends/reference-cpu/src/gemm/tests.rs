@@ -1,3 +1,5 @@
+//! GEMM against a naive f64 loop, and bit for bit against itself for any number of rows and workers.
+
 use super::*;
 use crate::{
     blocks::{
@@ -142,6 +144,42 @@ fn bias_is_added_to_the_finished_sum() {
         let with = case.run(level, 1, &x, true, true);
         for (i, (a, b)) in without.iter().zip(&with).enumerate() {
             assert_eq!(a + case.bias[i % 37], *b, "{level}");
+        }
+    }
+}
+
+#[test]
+fn a_group_has_the_bits_of_its_members_one_by_one() {
+    let formats = [DType::Q4_1, DType::Q8_0, DType::BF16];
+    let cases: Vec<Case> = formats.iter().zip([90, 16, 37]).map(|(dtype, n)| Case::new(*dtype, n, 576)).collect();
+    for m in [1, 3, 16, 100] {
+        let x = activations(m, 576, 4);
+        for level in testable() {
+            let mut results: Vec<Vec<f32>> = cases.iter().map(|c| vec![f32::NAN; m * c.n]).collect();
+            let group: Vec<GemmArgs> = cases
+                .iter()
+                .zip(&mut results)
+                .map(|(case, y)| GemmArgs {
+                    x: x.as_ptr(),
+                    ldx: 576,
+                    weight: Weight { data: case.packed.as_ptr(), dtype: case.dtype, packed: true },
+                    bias: std::ptr::null(),
+                    y: y.as_mut_ptr(),
+                    ldy: case.n,
+                    m,
+                    n: case.n,
+                    k: 576,
+                })
+                .collect();
+            let bytes = formats.iter().map(|dtype| scratch_bytes(level, *dtype, m, 576)).max().unwrap();
+            let mut scratch = Scratch::new(bytes);
+            for index in 0..2 {
+                // SAFETY: shapes as documented; the tier is available.
+                unsafe { gemm_group(level, Part { index, count: 2 }, &mut scratch, &group) };
+            }
+            for (case, y) in cases.iter().zip(&results) {
+                assert_eq!(*y, case.run(level, 1, &x, true, false), "{level} {} {m} rows", case.dtype);
+            }
         }
     }
 }

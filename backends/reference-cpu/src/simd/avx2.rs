@@ -1,4 +1,7 @@
 //! Two 256-bit registers per vector.
+//!
+//! SAFETY: every function here is called through `dispatch` for a detected tier, inside a function compiled for its features;
+//! pointers are the caller's promise, as `Simd` states.
 
 use super::{LANES, Simd};
 use std::arch::x86_64::*;
@@ -185,6 +188,10 @@ impl Simd for Avx2 {
             };
             F(wide(p), wide(p.add(16)))
         }
+    }
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
     }
     #[inline(always)]
     unsafe fn transpose16(src: *const f32, ld_src: usize, dst: *mut f32, ld_dst: usize) {

@@ -1,4 +1,7 @@
 //! One 512-bit register per vector.
+//!
+//! SAFETY: every function here is called through `dispatch` for a detected tier, inside a function compiled for its features;
+//! pointers are the caller's promise, as `Simd` states.
 
 use super::Simd;
 use std::arch::x86_64::*;
@@ -10,6 +13,21 @@ pub struct Avx512;
 #[inline(always)]
 fn mask(n: usize) -> __mmask16 {
     ((1u32 << n) - 1) as __mmask16
+}
+
+/// Sum of the lanes in the order of [`Simd::sum`]; the intrinsic of that purpose leaves the order to the compiler.
+///
+/// # Safety
+/// AVX-512.
+#[inline(always)]
+pub unsafe fn sum512(v: __m512) -> f32 {
+    // SAFETY: no memory.
+    unsafe {
+        let v = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v));
+        let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+        let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
+        _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
+    }
 }
 
 // SAFETY of all unsafe blocks below: the tier's features are present and pointers are valid for the lanes touched,
@@ -78,6 +96,20 @@ impl Simd for Avx512 {
         unsafe { _mm512_permute_ps::<0b10_11_00_01>(v) }
     }
     #[inline(always)]
+    unsafe fn sum(v: __m512) -> f32 {
+        unsafe { sum512(v) }
+    }
+    #[inline(always)]
+    unsafe fn largest(v: __m512) -> f32 {
+        unsafe {
+            let (low, high) = (_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v));
+            let v = _mm256_max_ps(low, high);
+            let v = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+            let v = _mm_max_ps(v, _mm_movehl_ps(v, v));
+            _mm_cvtss_f32(_mm_max_ss(v, _mm_movehdup_ps(v)))
+        }
+    }
+    #[inline(always)]
     unsafe fn bits(v: __m512) -> __m512i {
         unsafe { _mm512_castps_si512(v) }
     }
@@ -140,6 +172,10 @@ impl Simd for Avx512 {
             let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
         }
+    }
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
     }
     #[inline(always)]
     unsafe fn transpose16(src: *const f32, ld_src: usize, dst: *mut f32, ld_dst: usize) {

@@ -15,7 +15,7 @@ mod portable;
 #[cfg(target_arch = "x86_64")]
 pub use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
-pub use avx512::Avx512;
+pub use avx512::{Avx512, sum512};
 pub use portable::Portable;
 
 use crate::level::Level;
@@ -63,6 +63,18 @@ pub trait Simd: Copy + 'static {
     /// Lanes 2i and 2i+1 exchanged.
     unsafe fn swap_pairs(v: Self::F) -> Self::F;
     unsafe fn bits(v: Self::F) -> Self::I;
+    /// Sum of the lanes: lane i + lane i + 8 first, then 4, 2, 1, on every tier.
+    #[inline(always)]
+    unsafe fn sum(v: Self::F) -> f32 {
+        // SAFETY: `fold` hands out an array of sixteen lanes.
+        unsafe { fold::<Self>(v, |a, b| a + b) }
+    }
+    /// Largest lane; whether a NaN lane wins is unspecified.
+    #[inline(always)]
+    unsafe fn largest(v: Self::F) -> f32 {
+        // SAFETY: as above.
+        unsafe { fold::<Self>(v, |a, b| if a > b { a } else { b }) }
+    }
     unsafe fn from_bits(v: Self::I) -> Self::F;
 
     unsafe fn i_load(p: *const u8) -> Self::I;
@@ -86,42 +98,25 @@ pub trait Simd: Copy + 'static {
     unsafe fn load_f16(p: *const u8) -> Self::F;
     /// Sixteen bfloat16.
     unsafe fn load_bf16(p: *const u8) -> Self::F;
+    /// Hint that the cache line at `p` is wanted in the level-2 cache soon; any address is fine.
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        let _ = p;
+    }
     /// Transpose 16 rows of 16 values: `dst[c * ld_dst + r] = src[r * ld_src + c]`.
     unsafe fn transpose16(src: *const f32, ld_src: usize, dst: *mut f32, ld_dst: usize);
 }
 
-/// Sum of the lanes, always as ((0+8)+(4+12)) and so on: halves folded together until one lane is left.
-///
-/// # Safety
-/// As [`Simd`].
+/// Halves folded onto each other until one lane is left.
 #[inline(always)]
-pub unsafe fn sum<S: Simd>(v: S::F) -> f32 {
+unsafe fn fold<S: Simd>(v: S::F, f: impl Fn(f32, f32) -> f32) -> f32 {
     let mut lane = [0f32; LANES];
     // SAFETY: `lane` has sixteen elements; the caller vouches for the tier.
     unsafe { S::store(lane.as_mut_ptr(), v) };
     let mut half = LANES / 2;
     while half > 0 {
         for i in 0..half {
-            lane[i] += lane[i + half];
-        }
-        half /= 2;
-    }
-    lane[0]
-}
-
-/// Largest lane; a NaN lane may or may not win.
-///
-/// # Safety
-/// As [`Simd`].
-#[inline(always)]
-pub unsafe fn largest<S: Simd>(v: S::F) -> f32 {
-    let mut lane = [0f32; LANES];
-    // SAFETY: `lane` has sixteen elements; the caller vouches for the tier.
-    unsafe { S::store(lane.as_mut_ptr(), v) };
-    let mut half = LANES / 2;
-    while half > 0 {
-        for i in 0..half {
-            lane[i] = if lane[i] > lane[i + half] { lane[i] } else { lane[i + half] };
+            lane[i] = f(lane[i], lane[i + half]);
         }
         half /= 2;
     }

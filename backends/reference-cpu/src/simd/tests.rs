@@ -1,3 +1,5 @@
+//! Vector operations of each tier against scalar ones.
+
 use super::*;
 use crate::level::testable;
 
@@ -33,7 +35,7 @@ impl Kernel for Partial<'_> {
         // SAFETY: lanes past the slice are not touched.
         unsafe {
             let v = S::load_n(self.1.as_ptr(), self.0);
-            let s = sum::<S>(v);
+            let s = S::sum(v);
             S::store_n(self.2.as_mut_ptr(), S::swap_pairs(S::swap_pairs(v)), self.0);
             if self.0 < 16 {
                 self.2[15] = s;

@@ -286,6 +286,7 @@ fn a_row_that_is_not_a_number_ends_its_request_only() {
     let mut rig = Rig::new(config(256, 64));
     let wanted = request(prompt(2, 30), greedy(10));
     let (poisoned, healthy) = (rig.submit(request(prompt(1, 40), greedy(10))), rig.submit(wanted.clone()));
+    rig.turn();
     let plan = rig.plan().unwrap();
     let mut logits = rig.device.run(&rig.step);
     logits[7] = f32::NAN;
@@ -293,7 +294,7 @@ fn a_row_that_is_not_a_number_ends_its_request_only() {
     rig.run_to_idle(20);
     let Event::Failed { message } = rig.end(poisoned) else { panic!("{:?}", rig.end(poisoned)) };
     assert!(message.contains("token id 7"), "{message}");
-    assert_eq!(rig.heard[&poisoned].len(), 1);
+    assert_eq!(rig.heard[&poisoned].len(), 3, "started, a token, the failure");
     assert_eq!(oracle::without_cached_tokens(&rig.heard[&healthy]).0, oracle::alone(&wanted, rig.engine.config()));
     let retry = rig.submit(request(prompt(1, 40), greedy(2)));
     rig.run_to_idle(20);
@@ -415,4 +416,42 @@ fn flush_is_refused_while_busy_and_fail_all_reaches_everyone() {
     let again = rig.submit(request(prompt(0, 40), greedy(3)));
     rig.run_to_idle(10);
     assert_eq!(rig.ids(again).len(), 3, "the engine goes on");
+}
+
+#[test]
+fn chunks_that_do_not_complete_a_prompt_end_on_the_grid() {
+    for (chunk, grid) in [(40, PAGE), (100, PAGE), (16, 16), (5, 5)] {
+        let mut config = config(2000, 1000);
+        config.chunked_prefill_size = chunk;
+        let mut rig = Rig::new(config);
+        rig.engine.set_step_tokens(101);
+        let lengths = [301, 77, 500, 16, 450];
+        lengths.into_iter().zip(0..).for_each(|(n, salt)| _ = rig.submit(request(prompt(salt, n), greedy(50))));
+        while let Some(plan) = rig.plan() {
+            for row in StepReader::read(rig.step.bytes()).unwrap().rows {
+                let end = row.computed + row.query_len;
+                let is_decoding = row.query_len == 1;
+                assert!(row.query_len <= chunk && (is_decoding || end % grid == 0 || lengths.contains(&end)), "{end}");
+            }
+            rig.finish_step(plan);
+        }
+    }
+}
+
+#[test]
+fn memory_pressure_does_not_thrash() {
+    // 16 requests that grow from 1 to 16 pages each, where 60 pages are: about 4 fit at full length.
+    let mut config = config(256, 60);
+    config.max_num_seqs = 16;
+    config.chunked_prefill_size = 16;
+    let mut rig = Rig::new(config);
+    let ids: Vec<_> = (0..16).map(|i| rig.submit(request(prompt(i, 10), greedy(240)))).collect();
+    let mut steps = 0;
+    while rig.turn() {
+        steps += 1;
+    }
+    assert!(ids.iter().all(|&id| rig.ids(id).len() == 240));
+    let preemptions = rig.engine.metrics().preemptions;
+    assert!((16..=48).contains(&preemptions), "{preemptions}: some, but few per request");
+    assert!(steps < 16 * 240 / 4, "{steps} steps: about four run at a time");
 }

@@ -4,7 +4,7 @@
 //! the block table* and the token in the parameter block. Logits are a function of the fingerprint. A wrong page, a
 //! stale row, an overwritten shared page or a chunk off by one therefore changes the text, which the oracle notices.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
     engine::{ComponentClass, EngineConfig, EngineState, Plan},
@@ -59,12 +59,16 @@ impl FakeDevice {
     /// Run a parameter block; returns the logits.
     pub fn run(&mut self, step: &StepBuffer) -> Vec<f32> {
         let step = StepReader::read(step.bytes()).unwrap();
+        let mut changed = BTreeSet::new();
         for delta in &step.deltas {
             assert_ne!(delta.block, 0, "block 0 is scratch");
+            let entry = (delta.component, delta.table_row, delta.index);
+            assert!(changed.insert(entry), "a step changes an entry at most once, so order does not matter");
             self.tables[delta.component as usize][delta.table_row as usize][delta.index as usize] = delta.block;
         }
         let mut last = vec![0; step.tokens.len()];
         let mut next_token = 0;
+        let mut writers = BTreeMap::new();
         for (row_at, row) in step.rows.iter().enumerate() {
             assert_eq!(row.query_start, next_token, "rows cover the tokens in order");
             next_token += row.query_len;
@@ -77,6 +81,10 @@ impl FakeDevice {
                         token.position.checked_sub(1).map_or(EMPTY, |p| *self.slot(component, row.table_row, p));
                     let fingerprint = mix(before, token.id.cast_unsigned());
                     *self.slot(component, row.table_row, token.position) = fingerprint;
+                    let index = (token.position / self.config.block_tokens) as usize;
+                    let block = self.tables[component][row.table_row as usize][index];
+                    let writer = *writers.entry((component, block)).or_insert(row_at);
+                    assert_eq!(writer, row_at, "two requests write block {block}");
                     last[token_at as usize] = fingerprint;
                 }
                 state = last[token_at as usize];

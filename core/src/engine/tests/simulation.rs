@@ -122,7 +122,7 @@ fn run(seed: u64) -> (u64, u64, u64) {
     while asked.len() < n_requests as usize || !rig.engine.is_idle() {
         while asked.len() < n_requests as usize && rng.one_in(3) {
             let request = random_request(rng, &config, &bases);
-            work += config.max_model_len as usize;
+            work += config.max_model_len;
             asked.insert(rig.submit(request.clone()), request);
         }
         if rng.one_in(20) {
@@ -148,7 +148,8 @@ fn run(seed: u64) -> (u64, u64, u64) {
                 rig.finish_step(plan);
             }
             rig.engine.check_conservation().unwrap();
-            assert!((steps as usize) < 30 * work, "no end after {steps} steps");
+            // The first in order goes on in every step, so all end within the steps they need one after the other.
+            assert!(steps <= work, "no end after {steps} steps");
         }
     }
     let metrics = rig.engine.metrics();

@@ -20,8 +20,9 @@ pub unsafe trait Codes {
     const DIRECT: bool = false;
     /// Where block `b`'s tile or codes stand.
     unsafe fn codes(tile: *const u8, b: usize) -> *const u8;
-    /// Write block `b` as 16 rows of bf16 pairs (k, k + 16), 1 KiB.
-    unsafe fn expand(tile: *const u8, b: usize, out: *mut u8);
+    /// Write rows `4q..4q + 4` of block `b` as bf16 pairs (k, k + 16) to the tile `out`; the whole tile is 1 KiB. Quarters
+    /// let callers interleave this with tile instructions, which fill the out-of-order window alone.
+    unsafe fn expand(tile: *const u8, b: usize, q: usize, out: *mut u8);
     /// Scale of the products and factor of the activations' sum, per output row.
     unsafe fn factors(tile: *const u8, b: usize) -> (__m512, __m512);
 }
@@ -57,44 +58,40 @@ unsafe fn half16(p: *const u8) -> __m512 {
 }
 
 #[inline(always)]
-unsafe fn expand4(codes: *const u8, out: *mut u8) {
+unsafe fn expand4(codes: *const u8, q: usize, out: *mut u8) {
     // SAFETY: 256 bytes in, 1 KiB out.
     unsafe {
         let table = table(&NIBBLE);
-        for i in 0..4 {
-            let v = _mm512_loadu_si512(codes.add(64 * i).cast());
-            let put = |j: usize, index: __m512i| {
-                let w = _mm512_permutexvar_epi16(index, table);
-                _mm512_store_si512(out.add(64 * (4 * i + j)).cast(), w);
-            };
-            put(0, v);
-            put(1, _mm512_srli_epi16::<4>(v));
-            put(2, _mm512_srli_epi16::<8>(v));
-            put(3, _mm512_srli_epi16::<12>(v));
-        }
+        let v = _mm512_loadu_si512(codes.add(64 * q).cast());
+        let put = |j: usize, index: __m512i| {
+            let w = _mm512_permutexvar_epi16(index, table);
+            _mm512_store_si512(out.add(64 * (4 * q + j)).cast(), w);
+        };
+        put(0, v);
+        put(1, _mm512_srli_epi16::<4>(v));
+        put(2, _mm512_srli_epi16::<8>(v));
+        put(3, _mm512_srli_epi16::<12>(v));
     }
 }
 
 #[inline(always)]
-unsafe fn expand5(codes: *const u8, out: *mut u8) {
+unsafe fn expand5(codes: *const u8, q: usize, out: *mut u8) {
     // SAFETY: 320 bytes in, 1 KiB out.
     unsafe {
         let (low, high) = (table(&FIVE_LOW), table(&FIVE_HIGH));
         let bits = _mm512_loadu_si512(codes.add(256).cast());
-        for i in 0..4 {
-            let v = _mm512_loadu_si512(codes.add(64 * i).cast());
-            let put = |j: usize, index: __m512i| {
-                let r = 4 * i + j;
-                let set = _mm512_test_epi16_mask(bits, _mm512_set1_epi16((1u32 << r) as i16));
-                let w = _mm512_permutexvar_epi16(index, low);
-                let w = _mm512_mask_permutexvar_epi16(w, set, index, high);
-                _mm512_store_si512(out.add(64 * r).cast(), w);
-            };
-            put(0, v);
-            put(1, _mm512_srli_epi16::<4>(v));
-            put(2, _mm512_srli_epi16::<8>(v));
-            put(3, _mm512_srli_epi16::<12>(v));
-        }
+        let v = _mm512_loadu_si512(codes.add(64 * q).cast());
+        let put = |j: usize, index: __m512i| {
+            let r = 4 * q + j;
+            let set = _mm512_test_epi16_mask(bits, _mm512_set1_epi16((1u32 << r) as i16));
+            let w = _mm512_permutexvar_epi16(index, low);
+            let w = _mm512_mask_permutexvar_epi16(w, set, index, high);
+            _mm512_store_si512(out.add(64 * r).cast(), w);
+        };
+        put(0, v);
+        put(1, _mm512_srli_epi16::<4>(v));
+        put(2, _mm512_srli_epi16::<8>(v));
+        put(3, _mm512_srli_epi16::<12>(v));
     }
 }
 
@@ -111,9 +108,9 @@ unsafe impl Codes for Bf16 {
         tile.wrapping_add(b * unit_bytes(DType::BF16))
     }
     #[inline(always)]
-    unsafe fn expand(tile: *const u8, b: usize, out: *mut u8) {
+    unsafe fn expand(tile: *const u8, b: usize, q: usize, out: *mut u8) {
         // SAFETY: 1 KiB in, 1 KiB out.
-        unsafe { std::ptr::copy_nonoverlapping(Self::codes(tile, b), out, 1024) }
+        unsafe { std::ptr::copy_nonoverlapping(Self::codes(tile, b).add(256 * q), out.add(256 * q), 256) }
     }
     #[inline(always)]
     unsafe fn factors(_: *const u8, _: usize) -> (__m512, __m512) {
@@ -133,7 +130,7 @@ unsafe impl Codes for Q8_0 {
         tile.wrapping_add(b * unit_bytes(DType::Q8_0))
     }
     #[inline(always)]
-    unsafe fn expand(tile: *const u8, b: usize, out: *mut u8) {
+    unsafe fn expand(tile: *const u8, b: usize, q: usize, out: *mut u8) {
         // SAFETY: 512 bytes in, 1 KiB out.
         unsafe {
             let codes = Self::codes(tile, b);
@@ -146,7 +143,7 @@ unsafe impl Codes for Q8_0 {
                 let high = _mm512_castps_si512(_mm512_cvtepi32_ps(high));
                 _mm512_ternarylogic_epi32::<0xF8>(low, high, keep)
             };
-            for i in 0..8 {
+            for i in [2 * q, 2 * q + 1] {
                 let v = _mm512_loadu_si512(codes.add(64 * i).cast());
                 let first = pair(_mm512_slli_epi32::<24>(v), _mm512_and_si512(_mm512_slli_epi32::<16>(v), top));
                 let second = pair(_mm512_and_si512(_mm512_slli_epi32::<8>(v), top), _mm512_and_si512(v, top));
@@ -179,9 +176,9 @@ macro_rules! simple_format {
                 tile.wrapping_add(b * unit_bytes($dtype))
             }
             #[inline(always)]
-            unsafe fn expand(tile: *const u8, b: usize, out: *mut u8) {
+            unsafe fn expand(tile: *const u8, b: usize, q: usize, out: *mut u8) {
                 // SAFETY: the block's codes in, 1 KiB out.
-                unsafe { $expand(Self::codes(tile, b), out) }
+                unsafe { $expand(Self::codes(tile, b), q, out) }
             }
             #[inline(always)]
             unsafe fn factors(tile: *const u8, b: usize) -> (__m512, __m512) {
@@ -218,9 +215,9 @@ macro_rules! k_format {
                 tile.wrapping_add(b / 8 * unit_bytes($dtype) + b % 8 * $codes_bytes)
             }
             #[inline(always)]
-            unsafe fn expand(tile: *const u8, b: usize, out: *mut u8) {
+            unsafe fn expand(tile: *const u8, b: usize, q: usize, out: *mut u8) {
                 // SAFETY: the sub-block's codes in, 1 KiB out.
-                unsafe { $expand(Self::codes(tile, b), out) }
+                unsafe { $expand(Self::codes(tile, b), q, out) }
             }
             #[inline(always)]
             unsafe fn factors(tile: *const u8, b: usize) -> (__m512, __m512) {

@@ -32,44 +32,72 @@ pub fn scratch_bytes(m: usize, k: usize) -> usize {
     narrow::scratch_bytes(k).max(if m > narrow::ROWS_MAX { wide::scratch_bytes() } else { 0 })
 }
 
-/// The product of `rows` with the packed `tiles`, the first of which is at `packed`.
+/// One weight matrix of a group that shares its activations.
+pub struct Job<'a> {
+    /// Its operands.
+    pub args: &'a GemmArgs,
+    /// First byte of tile `tiles.start`.
+    pub packed: *const u8,
+    /// Which tiles.
+    pub tiles: Range<usize>,
+}
+
+/// Run `$body` with `$c` standing for the codes of a format.
+macro_rules! with_codes {
+    ($dtype:expr, $c:ident => $body:expr) => {
+        match $dtype {
+            DType::BF16 => {
+                type $c = Bf16;
+                $body
+            }
+            DType::Q8_0 => {
+                type $c = Q8_0;
+                $body
+            }
+            DType::Q4_0 => {
+                type $c = Q4_0;
+                $body
+            }
+            DType::Q4_1 => {
+                type $c = Q4_1;
+                $body
+            }
+            DType::Q5_0 => {
+                type $c = Q5_0;
+                $body
+            }
+            DType::Q5_1 => {
+                type $c = Q5_1;
+                $body
+            }
+            DType::Q4K => {
+                type $c = Q4K;
+                $body
+            }
+            DType::Q5K => {
+                type $c = Q5K;
+                $body
+            }
+            other => panic!("no AMX kernel for {other}"),
+        }
+    };
+}
+use with_codes;
+
+/// The products of `rows` with every job's tiles. All jobs have the same activations.
 ///
 /// # Safety
 /// AMX is available; as [`super::gemm`] otherwise.
-pub unsafe fn gemm(args: &GemmArgs, packed: *const u8, rows: Range<usize>, tiles: Range<usize>, carver: &mut Carver) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match args.weight.dtype {
-            DType::BF16 => run::<Bf16>(args, packed, rows, tiles, carver),
-            DType::Q8_0 => run::<Q8_0>(args, packed, rows, tiles, carver),
-            DType::Q4_0 => run::<Q4_0>(args, packed, rows, tiles, carver),
-            DType::Q4_1 => run::<Q4_1>(args, packed, rows, tiles, carver),
-            DType::Q5_0 => run::<Q5_0>(args, packed, rows, tiles, carver),
-            DType::Q5_1 => run::<Q5_1>(args, packed, rows, tiles, carver),
-            DType::Q4K => run::<Q4K>(args, packed, rows, tiles, carver),
-            DType::Q5K => run::<Q5K>(args, packed, rows, tiles, carver),
-            other => panic!("no AMX kernel for {other}"),
-        }
-    }
-}
-
-unsafe fn run<C: Codes>(
-    args: &GemmArgs,
-    packed: *const u8,
-    rows: Range<usize>,
-    tiles: Range<usize>,
-    carver: &mut Carver,
-) {
+pub unsafe fn gemm(jobs: &[Job<'_>], rows: Range<usize>, carver: &mut Carver) {
     // SAFETY: the caller's promise.
     unsafe {
         match rows.len() {
             0 => {}
-            1 => narrow::gemm::<C, 1>(args, packed, rows, tiles, carver),
-            2 => narrow::gemm::<C, 2>(args, packed, rows, tiles, carver),
-            3..=4 => narrow::gemm::<C, 4>(args, packed, rows, tiles, carver),
-            5..=8 => narrow::gemm::<C, 8>(args, packed, rows, tiles, carver),
-            9..=16 => narrow::gemm::<C, 16>(args, packed, rows, tiles, carver),
-            _ => wide::gemm::<C>(args, packed, rows, tiles, carver),
+            1 => narrow::gemm::<1>(jobs, rows, carver),
+            2..=4 => narrow::gemm::<4>(jobs, rows, carver),
+            5..=8 => narrow::gemm::<8>(jobs, rows, carver),
+            9..=16 => narrow::gemm::<16>(jobs, rows, carver),
+            _ => wide::gemm(jobs, rows, carver),
         }
     }
 }

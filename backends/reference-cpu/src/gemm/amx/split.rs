@@ -4,6 +4,7 @@
 //! twice, which uses up all 24. So nothing of the activations is rounded (values whose parts fall below the smallest
 //! normal bf16, 1.2e-38, lose those parts).
 
+use crate::simd::sum512;
 use std::arch::x86_64::*;
 
 /// Bytes of one tile row: 32 bf16.
@@ -37,6 +38,6 @@ pub unsafe fn split_row(x: *const f32, valid: usize, out: *mut u8, part_bytes: u
         store(1, pair(a1, b1));
         let (a2, b2) = (_mm512_sub_ps(a1, truncate(a1)), _mm512_sub_ps(b1, truncate(b1)));
         store(0, pair(a2, b2));
-        _mm512_reduce_add_ps(_mm512_add_ps(a, b))
+        sum512(_mm512_add_ps(a, b))
     }
 }

@@ -5,9 +5,10 @@
 //! Products are scaled one block behind, into totals that live in the output between chunks of K.
 
 use super::{
-    codes::Codes,
+    Bf16, Codes, Job, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q8_0,
     split::{ROW_BYTES, split_row},
     tiles::{self, Configured},
+    with_codes,
 };
 use crate::{
     gemm::{
@@ -17,6 +18,7 @@ use crate::{
     scratch::{Carver, region_bytes},
 };
 use std::{arch::x86_64::*, ops::Range};
+use tokenspeed_backend_api::dtype::DType;
 
 const TILE_BYTES: usize = 1024;
 /// Blocks of 32 k per chunk of K.
@@ -53,18 +55,12 @@ struct Work {
     totals: *mut f32,
 }
 
-/// Any number of rows times all tiles.
+/// Any number of rows times all jobs' tiles.
 ///
 /// # Safety
 /// As [`super::gemm`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-pub unsafe fn gemm<C: Codes>(
-    args: &GemmArgs,
-    packed: *const u8,
-    rows: Range<usize>,
-    tiles: Range<usize>,
-    carver: &mut Carver,
-) {
+pub unsafe fn gemm(jobs: &[Job<'_>], rows: Range<usize>, carver: &mut Carver) {
     let work = Work {
         parts: carver.take(CHUNK_GROUPS * CHUNK_BLOCKS * 3 * TILE_BYTES),
         sums: carver.take(CHUNK_GROUPS * CHUNK_BLOCKS * TILE_ROWS),
@@ -74,8 +70,8 @@ pub unsafe fn gemm<C: Codes>(
         products: carver.take(2 * WIDTH * TILE_BYTES / 4),
         totals: carver.take(WIDTH * TILE_BYTES / 4),
     };
+    let args = jobs[0].args;
     let blocks = args.k.div_ceil(BLOCK_K);
-    let bytes = tile_bytes(args.weight.dtype, args.k);
     // SAFETY: rows, tiles and blocks addressed exist; scratch regions are sized by the chunk constants.
     unsafe {
         let _configured = Configured::new([16; 8]);
@@ -84,26 +80,39 @@ pub unsafe fn gemm<C: Codes>(
             for b0 in (0..blocks).step_by(CHUNK_BLOCKS) {
                 let chunk = b0..blocks.min(b0 + CHUNK_BLOCKS);
                 split_rows(args, &work, rows.clone(), chunk.clone());
-                let mut tile = tiles.start;
-                while tile < tiles.end {
-                    let width = WIDTH.min(tiles.end - tile);
-                    for j in 0..width {
-                        let weights = packed.add((tile - tiles.start + j) * bytes);
-                        expand_tile::<C>(&work, weights, j, chunk.clone());
-                    }
-                    for (group, row) in rows.clone().step_by(16).enumerate() {
-                        let place = Place { row, row_end: rows.end, group, tile, chunk: chunk.clone(), blocks };
-                        match width {
-                            1 => sweep::<C, 1>(args, &work, &place),
-                            2 => sweep::<C, 2>(args, &work, &place),
-                            3 => sweep::<C, 3>(args, &work, &place),
-                            _ => sweep::<C, 4>(args, &work, &place),
-                        }
-                    }
-                    tile += width;
+                for job in jobs {
+                    let dtype = job.args.weight.dtype;
+                    with_codes!(dtype, C => sweep_tiles::<C>(job, &work, rows.clone(), chunk.clone(), blocks));
                 }
             }
         }
+    }
+}
+
+/// All tiles of a job over one chunk of rows and K.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn sweep_tiles<C: Codes>(job: &Job<'_>, work: &Work, rows: Range<usize>, chunk: Range<usize>, blocks: usize) {
+    let bytes = tile_bytes(job.args.weight.dtype, job.args.k);
+    let mut tile = job.tiles.start;
+    while tile < job.tiles.end {
+        let width = WIDTH.min(job.tiles.end - tile);
+        // SAFETY: the tiles exist; places are inside the chunk.
+        unsafe {
+            for j in 0..width {
+                let weights = job.packed.add((tile - job.tiles.start + j) * bytes);
+                expand_tile::<C>(work, weights, j, chunk.clone());
+            }
+            for (group, row) in rows.clone().step_by(16).enumerate() {
+                let place = Place { row, row_end: rows.end, group, tile, chunk: chunk.clone(), blocks };
+                match width {
+                    1 => sweep::<C, 1>(job.args, work, &place),
+                    2 => sweep::<C, 2>(job.args, work, &place),
+                    3 => sweep::<C, 3>(job.args, work, &place),
+                    _ => sweep::<C, 4>(job.args, work, &place),
+                }
+            }
+        }
+        tile += width;
     }
 }
 
@@ -129,7 +138,9 @@ unsafe fn expand_tile<C: Codes>(work: &Work, tile: *const u8, j: usize, chunk: R
         let slot = j * CHUNK_BLOCKS + i;
         // SAFETY: block b is inside the tile, the slot inside the chunk.
         unsafe {
-            C::expand(tile, b, work.weights.add(slot * TILE_BYTES));
+            for q in 0..4 {
+                C::expand(tile, b, q, work.weights.add(slot * TILE_BYTES));
+            }
             let (scale, offset) = C::factors(tile, b);
             _mm512_store_ps(work.scales.add(slot * TILE_ROWS), scale);
             _mm512_store_ps(work.offsets.add(slot * TILE_ROWS), offset);
@@ -184,6 +195,14 @@ unsafe fn sweep<C: Codes, const W: usize>(args: &GemmArgs, work: &Work, place: &
                         tiles::multiply!($j, 5, 7);
                         tiles::multiply!($j, 6, 7);
                         tiles::store!($j, product($j), 64);
+                        // The next block's activations: 48 lines over the tiles of this one.
+                        for line in $j * 48 / W..($j + 1) * 48 / W {
+                            _mm_prefetch::<_MM_HINT_T0>(part.wrapping_add(3 * TILE_BYTES + 64 * line).cast());
+                        }
+                        // Between tile instructions, not after them: those alone fill the out-of-order window.
+                        if i > 0 {
+                            accumulate::<C>(work, place.group, i - 1, $j);
+                        }
                     }
                 };
             }
@@ -191,11 +210,10 @@ unsafe fn sweep<C: Codes, const W: usize>(args: &GemmArgs, work: &Work, place: &
             product_tile!(1);
             product_tile!(2);
             product_tile!(3);
-            if i > 0 {
-                accumulate::<C, W>(work, place.group, i - 1);
-            }
         }
-        accumulate::<C, W>(work, place.group, count - 1);
+        for j in 0..W {
+            accumulate::<C>(work, place.group, count - 1, j);
+        }
         let last = place.chunk.end == place.blocks;
         for j in 0..W {
             let (column, lanes) = lanes(j);
@@ -210,26 +228,24 @@ unsafe fn sweep<C: Codes, const W: usize>(args: &GemmArgs, work: &Work, place: &
     }
 }
 
-/// Scale the products of block `i` of the chunk into the totals.
+/// Scale the products of weight tile `j` and block `i` of the chunk into the totals.
 #[inline(always)]
-unsafe fn accumulate<C: Codes, const W: usize>(work: &Work, group: usize, i: usize) {
+unsafe fn accumulate<C: Codes>(work: &Work, group: usize, i: usize, j: usize) {
     // SAFETY: as in `sweep`.
     unsafe {
         let sums = work.sums.add((group * CHUNK_BLOCKS + i) * TILE_ROWS);
-        for j in 0..W {
-            let slot = (j * CHUNK_BLOCKS + i) * TILE_ROWS;
-            let (scale, offset) = (_mm512_load_ps(work.scales.add(slot)), _mm512_load_ps(work.offsets.add(slot)));
-            let products = work.products.add((i % 2 * WIDTH + j) * TILE_BYTES / 4);
-            for r in 0..16 {
-                let at = work.totals.add((j * 16 + r) * TILE_ROWS);
-                let p = _mm512_load_ps(products.add(r * TILE_ROWS));
-                let t = _mm512_load_ps(at);
-                let mut t = if C::SCALED { _mm512_fmadd_ps(scale, p, t) } else { _mm512_add_ps(t, p) };
-                if C::OFFSET {
-                    t = _mm512_fmadd_ps(offset, _mm512_set1_ps(*sums.add(r)), t);
-                }
-                _mm512_store_ps(at, t);
+        let slot = (j * CHUNK_BLOCKS + i) * TILE_ROWS;
+        let (scale, offset) = (_mm512_load_ps(work.scales.add(slot)), _mm512_load_ps(work.offsets.add(slot)));
+        let products = work.products.add((i % 2 * WIDTH + j) * TILE_BYTES / 4);
+        for r in 0..16 {
+            let at = work.totals.add((j * 16 + r) * TILE_ROWS);
+            let p = _mm512_load_ps(products.add(r * TILE_ROWS));
+            let t = _mm512_load_ps(at);
+            let mut t = if C::SCALED { _mm512_fmadd_ps(scale, p, t) } else { _mm512_add_ps(t, p) };
+            if C::OFFSET {
+                t = _mm512_fmadd_ps(offset, _mm512_set1_ps(*sums.add(r)), t);
             }
+            _mm512_store_ps(at, t);
         }
     }
 }

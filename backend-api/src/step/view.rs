@@ -3,7 +3,6 @@
 //! One pass over the block per step proves every offset, count and cross reference, so kernels index without asking
 //! again. Kernels still check what only the device knows: the blocks in the tables.
 
-use super::fault::Fault;
 use crate::{abi::*, graph::Vary, sized};
 use core::mem::{align_of, size_of};
 
@@ -26,8 +25,8 @@ pub struct StepView<'a> {
 
 impl<'a> StepView<'a> {
     /// Checks `block`, which starts with a [`ts_step`] and is aligned to 8 bytes.
-    pub fn new(block: &'a [u8]) -> Result<Self, Fault> {
-        let bad = |what: &str| Fault::invalid(format!("parameter block: {what}"));
+    pub fn new(block: &'a [u8]) -> Result<Self, String> {
+        let bad = |what: &str| format!("parameter block: {what}");
         if !(block.as_ptr() as usize).is_multiple_of(align_of::<ts_step>()) {
             return Err(bad("not aligned to 8 bytes"));
         }
@@ -37,7 +36,7 @@ impl<'a> StepView<'a> {
         // SAFETY: aligned, and at least the size field is readable; the size itself is checked before use.
         let size = unsafe { block.as_ptr().cast::<u32>().read() } as usize;
         if size < size_of::<u32>() || size > block.len() {
-            return Err(Fault::invalid(format!("parameter block: header of {size} bytes in {} bytes", block.len())));
+            return Err(format!("parameter block: header of {size} bytes in {} bytes", block.len()));
         }
         // SAFETY: `size` bytes are readable.
         let header = unsafe { sized::read(block.as_ptr().cast::<ts_step>()) }.ok_or_else(|| bad("no header"))?;
@@ -93,7 +92,7 @@ impl Plain for u32 {}
 impl Plain for ts_table_delta {}
 impl Plain for ts_sample {}
 
-fn array<'a, T: Plain>(block: &'a [u8], offset: u32, n: u32, what: &str) -> Result<&'a [T], Fault> {
+fn array<'a, T: Plain>(block: &'a [u8], offset: u32, n: u32, what: &str) -> Result<&'a [T], String> {
     if n == 0 {
         return Ok(&[]);
     }
@@ -101,10 +100,10 @@ fn array<'a, T: Plain>(block: &'a [u8], offset: u32, n: u32, what: &str) -> Resu
     // u32 counts times at most 72 bytes fit into the 64-bit usize of every supported machine.
     let end = start + n as usize * size_of::<T>();
     if !start.is_multiple_of(16) || start < size_of::<u32>() || end > block.len() {
-        return Err(Fault::invalid(format!(
+        return Err(format!(
             "parameter block: {n} {what} at {start} (end {end}, block {}, offsets are multiples of 16)",
             block.len()
-        )));
+        ));
     }
     // SAFETY: inside the block; the block is aligned to 8 and `start` to 16; `Plain` types are integers and floats.
     Ok(unsafe { core::slice::from_raw_parts(block[start..].as_ptr().cast::<T>(), n as usize) })
@@ -166,7 +165,7 @@ mod tests {
         ];
         for (want, change) in cases {
             let b = block(change);
-            let message = StepView::new(bytes(&b)).expect_err(want).message;
+            let message = StepView::new(bytes(&b)).expect_err(want);
             assert!(message.contains(want), "{want}: {message}");
         }
         assert!(StepView::new(&[]).is_err());

@@ -2,24 +2,11 @@
 //!
 //! `core` writes the block itself into a reused buffer; this builder is the dumb twin.
 
-use crate::abi::*;
+mod view;
 
-/// The parameter block of one step, checked once: counts, offsets, alignment, and that every token's row exists.
-#[derive(Clone, Copy, Debug)]
-pub struct StepView<'a> {
-    /// Counts and sequence number.
-    pub header: &'a ts_step,
-    /// Requests.
-    pub rows: &'a [ts_step_row],
-    /// Tokens, grouped by row.
-    pub tokens: &'a [ts_step_token],
-    /// Token indices whose logits are wanted.
-    pub logit_rows: &'a [u32],
-    /// Block-table changes.
-    pub deltas: &'a [ts_table_delta],
-    /// Sampling records.
-    pub samples: &'a [ts_sample],
-}
+pub use view::StepView;
+
+use crate::abi::*;
 
 impl std::fmt::Debug for ts_step {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -41,61 +28,6 @@ debug_plain! {
     ts_step_token { id, position, row }
     ts_table_delta { component, table_row, index, block }
     ts_sample { temperature, top_p, min_p, top_k, seed, position, sample_index }
-}
-
-impl<'a> StepView<'a> {
-    /// Check and view a parameter block. The error says which field is wrong.
-    pub fn new(bytes: &'a [u8]) -> Result<Self, String> {
-        let size = size_of::<ts_step>();
-        if bytes.len() < size || bytes.as_ptr().align_offset(16) != 0 {
-            return Err(format!("parameter block of {} bytes is too short or not 16-byte aligned", bytes.len()));
-        }
-        // SAFETY: long enough and aligned; every bit pattern is a valid `ts_step`.
-        let header = unsafe { &*bytes.as_ptr().cast::<ts_step>() };
-        if (header.struct_size as usize) < size || header.bytes as usize > bytes.len() {
-            return Err(format!("parameter block says {} bytes, has {}", header.bytes, bytes.len()));
-        }
-        let bytes = &bytes[..header.bytes as usize];
-        let view = Self {
-            header,
-            rows: array(bytes, "rows", header.rows_offset, header.n_rows)?,
-            tokens: array(bytes, "tokens", header.tokens_offset, header.n_tokens)?,
-            logit_rows: array(bytes, "logit_rows", header.logit_rows_offset, header.n_logit_rows)?,
-            deltas: array(bytes, "deltas", header.deltas_offset, header.n_deltas)?,
-            samples: array(bytes, "samples", header.samples_offset, header.n_samples)?,
-        };
-        if let Some(i) = view.tokens.iter().position(|t| t.row >= header.n_rows) {
-            return Err(format!("token {i} names row {} of {}", view.tokens[i].row, header.n_rows));
-        }
-        if let Some(i) = view.logit_rows.iter().position(|t| *t >= header.n_tokens) {
-            return Err(format!("logit row {i} names token {} of {}", view.logit_rows[i], header.n_tokens));
-        }
-        Ok(view)
-    }
-
-    /// How many entries dimension 0 of an operand has in this step.
-    pub fn count(&self, vary: crate::graph::Vary, capacity: u64) -> u64 {
-        use crate::graph::Vary;
-        match vary {
-            Vary::Fixed => capacity,
-            Vary::Tokens => self.header.n_tokens.into(),
-            Vary::Rows => self.header.n_rows.into(),
-            Vary::LogitRows => self.header.n_logit_rows.into(),
-        }
-    }
-}
-
-fn array<'a, T: Copy>(bytes: &'a [u8], name: &str, offset: u32, count: u32) -> Result<&'a [T], String> {
-    if count == 0 {
-        return Ok(&[]);
-    }
-    let (offset, count) = (offset as usize, count as usize);
-    let end = count.checked_mul(size_of::<T>()).and_then(|n| n.checked_add(offset));
-    if !offset.is_multiple_of(16) || end.is_none_or(|end| end > bytes.len()) {
-        return Err(format!("{name}: {count} entries at byte {offset} do not fit {} bytes", bytes.len()));
-    }
-    // SAFETY: in bounds, aligned to 16 (the block is), and the ABI types are plain data.
-    Ok(unsafe { std::slice::from_raw_parts(bytes.as_ptr().add(offset).cast::<T>(), count) })
 }
 
 /// A parameter block being built, for tests and conformance.
