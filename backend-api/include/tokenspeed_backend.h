@@ -165,10 +165,52 @@ typedef struct ts_queue ts_queue;
 
 #define TS_OP_ROW_GATHER 12
 
+#define TS_OP_SLICE 16
+
+#define TS_OP_CONCAT 17
+
+#define TS_OP_SIGMOID 18
+
+#define TS_OP_L2NORM 19
+
+#define TS_OP_SHORT_CONV 20
+
+#define TS_OP_KDA_GATE 21
+
+#define TS_OP_KDA_STEP 22
+
+#define TS_OP_KDA_VERIFY 23
+
+#define TS_OP_KDA_RECORD 24
+
+#define TS_OP_KDA_REPLAY 25
+
+#define TS_OP_MLA_ABSORB 26
+
+#define TS_OP_MLA_ATTENTION 27
+
+#define TS_OP_MLA_VALUE 28
+
+#define TS_OP_ATTN_RES_MIX 29
+
+#define TS_OP_SITU_MUL 30
+
+#define TS_OP_ROUTER_TOPK 31
+
+#define TS_OP_EXPERTS 32
+
 // Fused ops start here; each has a public decomposition into the basic ops above.
 #define TS_OP_SILU_MUL 256
 
 #define TS_OP_ADD_RMSNORM 257
+
+#define TS_OP_SIGMOID_MUL 272
+
+#define TS_OP_GATED_RMSNORM 273
+
+#define TS_OP_MLA_WRITE 274
+
+#define TS_OP_KDA_CHUNK 275
 
 #define TS_SUPPORT_NO 0
 

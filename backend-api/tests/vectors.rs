@@ -13,6 +13,11 @@ use tokenspeed_backend_api::{
     tensor::Tensor,
 };
 
+/// Ops of this file; those of Kimi Linear and Kimi K3 have their own (`kimi_vectors.rs`).
+fn kinds() -> impl Iterator<Item = OpKind> {
+    OpKind::ALL.into_iter().filter(|k| (*k as u32) & 0xff < 16)
+}
+
 struct Vector {
     case: Case,
     /// (operand index, expected values).
@@ -160,7 +165,7 @@ fn check(case: &Case, outputs: &[(usize, Vec<f64>)]) -> Result<(), String> {
 #[test]
 fn references_agree_with_numpy() {
     let vectors = load();
-    for kind in OpKind::ALL {
+    for kind in kinds() {
         let of_kind: Vec<_> = vectors.iter().filter(|v| v.case.kind == kind).collect();
         assert!(!of_kind.is_empty(), "no vector for {kind}");
         for v in of_kind {
@@ -190,13 +195,14 @@ fn seed_bug(case: &mut Case) {
         // Attends to one position too few.
         OpKind::PagedAttention => case.step.tokens.iter_mut().for_each(|t| t.position = t.position.saturating_sub(1)),
         OpKind::RowGather => case.step.logit_rows.iter_mut().for_each(|r| *r = r.saturating_sub(1)),
+        other => unreachable!("{other} is not one of this file's"),
     }
 }
 
 #[test]
 fn one_seeded_bug_per_op_is_caught() {
     let vectors = load();
-    for kind in OpKind::ALL {
+    for kind in kinds() {
         let caught = vectors.iter().filter(|v| v.case.kind == kind).any(|v| {
             let mut case = v.case.clone();
             seed_bug(&mut case);

@@ -4,6 +4,7 @@
 pub mod config;
 pub mod dummy;
 pub mod graph;
+pub mod kimi;
 pub mod loader;
 pub mod text;
 pub mod tiny;

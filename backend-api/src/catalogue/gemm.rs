@@ -37,7 +37,7 @@ fn check(op: &OpDesc) -> Result<(), String> {
 }
 
 /// Outputs computed side by side: the vector dimension, so that no dot product is split along K.
-const LANES: usize = 16;
+pub(super) const LANES: usize = 16;
 
 fn reference(call: &Call<'_>, part: Part) {
     let (x, w, y) = (call.operands[0], call.operands[1], *call.operands.last().expect("checked"));
@@ -81,7 +81,7 @@ fn whole(view: &View) -> &[u8] {
 
 /// `sums[lane] = Σ_k x[k] · tile[k][lane]`, k in order. A product of two f32 is exact in f64, so a fused multiply-add
 /// gives the same bits as multiply then add, and every instruction set the same result.
-fn dot_lanes(x: &[f32], tile: &[f32], sums: &mut [f64; LANES]) {
+pub(super) fn dot_lanes(x: &[f32], tile: &[f32], sums: &mut [f64; LANES]) {
     #[cfg(target_arch = "x86_64")]
     {
         if is_x86_feature_detected!("avx512f") {

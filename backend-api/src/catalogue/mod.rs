@@ -10,20 +10,43 @@
 
 mod add;
 mod add_rmsnorm;
+mod attn_res_mix;
 mod cases;
+mod concat;
 mod copy;
 mod elementwise;
 mod embedding;
+mod experts;
+mod gated_rmsnorm;
 mod gemm;
+mod kda_chunk;
+mod kda_gate;
+mod kda_record;
+mod kda_replay;
+mod kda_step;
+mod kda_verify;
 mod kv_write;
+mod l2norm;
+mod mla_absorb;
+mod mla_attention;
+mod mla_value;
+mod mla_write;
 mod mul;
 mod paged_attention;
+mod product;
+mod recurrent;
 mod rmsnorm;
 mod rope;
+mod router_topk;
 mod row_gather;
 mod schema;
+mod short_conv;
+mod sigmoid;
+mod sigmoid_mul;
 mod silu;
 mod silu_mul;
+mod situ_mul;
+mod slice;
 mod table_update;
 
 pub use cases::{Case, CaseOperand};
@@ -83,6 +106,8 @@ pub const ELEMENTWISE: Tolerance = Tolerance { nmse: 1e-12, max_error: 5e-6 };
 pub const REDUCTION: Tolerance = Tolerance { nmse: 1e-11, max_error: 2e-5 };
 /// Softmax over f32 scores, then a sum.
 pub const ATTENTION: Tolerance = Tolerance { nmse: 1e-10, max_error: 5e-5 };
+/// A delta-rule recurrence over f32 state, in any of its forms.
+pub const RECURRENCE: Tolerance = Tolerance { nmse: 1e-10, max_error: 5e-5 };
 
 /// A call of a reference: operands in catalogue order, first dimensions cut to the step's actual counts.
 #[derive(Debug)]
@@ -154,8 +179,29 @@ pub static CATALOGUE: [Entry; OpKind::ALL.len()] = [
     kv_write::ENTRY,
     paged_attention::ENTRY,
     row_gather::ENTRY,
+    slice::ENTRY,
+    concat::ENTRY,
+    sigmoid::ENTRY,
+    l2norm::ENTRY,
+    short_conv::ENTRY,
+    kda_gate::ENTRY,
+    kda_step::ENTRY,
+    kda_verify::ENTRY,
+    kda_record::ENTRY,
+    kda_replay::ENTRY,
+    mla_absorb::ENTRY,
+    mla_attention::ENTRY,
+    mla_value::ENTRY,
+    attn_res_mix::ENTRY,
+    situ_mul::ENTRY,
+    router_topk::ENTRY,
+    experts::ENTRY,
     silu_mul::ENTRY,
     add_rmsnorm::ENTRY,
+    sigmoid_mul::ENTRY,
+    gated_rmsnorm::ENTRY,
+    mla_write::ENTRY,
+    kda_chunk::ENTRY,
 ];
 
 /// The entry of a kind.

@@ -150,7 +150,7 @@ fn check(case: &Case, entry: &Entry, placed: &Placed, after: &[u8]) -> Result<Di
     }
 }
 
-/// Run each of a few tokens alone; the rows must have the bits they had in the batch.
+/// Run a few tokens alone (of a recurrent op: each request alone); their rows must have the bits they had in the batch.
 fn alone(
     session: &mut Session<'_>,
     case: &Case,
@@ -162,20 +162,18 @@ fn alone(
     if case.kind == OpKind::TableUpdate || case.step.tokens.len() < 2 || !case.operands.iter().any(per_token) {
         return Ok(None);
     }
-    let last = case.step.tokens.len() - 1;
-    for token in [0, last / 2, last] {
+    for (mut row, tokens) in units(case) {
         let mut single = case.clone();
-        let t = case.step.tokens[token];
-        let mut row = case.step.rows[t.row as usize];
-        (row.computed, row.query_start, row.query_len) = (t.position, 0, 1);
+        (row.query_start, row.query_len) = (0, tokens.len() as u32);
         single.step.rows = vec![row];
-        single.step.tokens = vec![crate::abi::ts_step_token { row: 0, ..t }];
+        single.step.tokens = case.step.tokens[tokens.clone()].to_vec();
+        single.step.tokens.iter_mut().for_each(|t| t.row = 0);
         single.step.logit_rows = vec![0];
         for o in &mut single.operands {
             if o.tensor.vary == Vary::Tokens {
                 let bytes = o.tensor.row_bytes();
-                o.bytes = o.bytes[token * bytes..][..bytes].to_vec();
-                o.tensor.dims[0] = 1;
+                o.bytes = o.bytes[tokens.start * bytes..tokens.end * bytes].to_vec();
+                o.tensor.dims[0] = tokens.len() as u64;
             }
         }
         let small = place(&single, session.device.alignment());
@@ -189,13 +187,29 @@ fn alone(
         let result = bench.run(session, &op)?;
         for (i, o) in single.operands.iter().enumerate().filter(|(_, o)| per_token(o)) {
             let bytes = o.tensor.row_bytes();
-            let in_batch = &launched[placed.tensors[i].offset as usize + token * bytes..][..bytes];
-            if result[small.tensors[i].offset as usize..][..bytes] != *in_batch {
-                return Ok(Some(format!("token {token} alone gives other bits than in the batch")));
+            let in_batch = &launched[placed.tensors[i].offset as usize + tokens.start * bytes..][..o.bytes.len()];
+            if result[small.tensors[i].offset as usize..][..o.bytes.len()] != *in_batch {
+                return Ok(Some(format!("tokens {tokens:?} alone give other bits than in the batch")));
             }
         }
     }
     Ok(None)
+}
+
+/// What can stand alone: a token with what is cached before it, or a whole request where a token's result comes from the
+/// step's earlier tokens through a state.
+fn units(case: &Case) -> Vec<(crate::abi::ts_step_row, std::ops::Range<usize>)> {
+    let recurrent = [OpKind::ShortConv, OpKind::KdaStep, OpKind::KdaVerify, OpKind::KdaChunk];
+    if recurrent.contains(&case.kind) {
+        let tokens = |r: &crate::abi::ts_step_row| r.query_start as usize..(r.query_start + r.query_len) as usize;
+        return case.step.rows.iter().map(|r| (*r, tokens(r))).collect();
+    }
+    let last = case.step.tokens.len() - 1;
+    let unit = |token: usize| {
+        let t = case.step.tokens[token];
+        (crate::abi::ts_step_row { computed: t.position, ..case.step.rows[t.row as usize] }, token..token + 1)
+    };
+    [0, last / 2, last].map(unit).to_vec()
 }
 
 /// Arenas and bindings for one op.

@@ -36,12 +36,41 @@ pub fn profile_ops(profile: u32) -> &'static [OpKind] {
             OpKind::PagedAttention,
             OpKind::RowGather,
         ],
+        TS_PROFILE_KIMI => &[
+            OpKind::TableUpdate,
+            OpKind::Copy,
+            OpKind::Gemm,
+            OpKind::RmsNorm,
+            OpKind::Silu,
+            OpKind::Add,
+            OpKind::Mul,
+            OpKind::Embedding,
+            OpKind::KvWrite,
+            OpKind::RowGather,
+            OpKind::Slice,
+            OpKind::Concat,
+            OpKind::Sigmoid,
+            OpKind::L2Norm,
+            OpKind::ShortConv,
+            OpKind::KdaGate,
+            OpKind::KdaStep,
+            OpKind::KdaVerify,
+            OpKind::KdaRecord,
+            OpKind::KdaReplay,
+            OpKind::MlaAbsorb,
+            OpKind::MlaAttention,
+            OpKind::MlaValue,
+            OpKind::AttnResMix,
+            OpKind::SituMul,
+            OpKind::RouterTopk,
+            OpKind::Experts,
+        ],
         _ => &[],
     }
 }
 
 /// Profiles this version of the catalogue knows, with their names.
-pub const PROFILES: [(u32, &str); 1] = [(TS_PROFILE_LLAMA, "llama")];
+pub const PROFILES: [(u32, &str); 2] = [(TS_PROFILE_LLAMA, "llama"), (TS_PROFILE_KIMI, "kimi")];
 
 /// What to run.
 #[derive(Clone, Debug, Default)]

@@ -11,6 +11,7 @@
 mod blocks;
 mod fp8;
 mod k_blocks;
+pub mod mxfp4;
 
 pub use fp8::{e4m3_from_f32, e4m3_to_f32};
 

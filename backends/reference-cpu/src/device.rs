@@ -147,6 +147,12 @@ impl HostDevice for CpuDevice {
                 false => Support::yes("reference"),
             };
         }
+        if !fast::has_kernel(op.kind()) {
+            return match op.kind().is_fused() {
+                true => Support::no("no kernel"),
+                false => Support::yes("reference"),
+            };
+        }
         if let Some(reason) = fast::refusal(op.kind(), &desc.operands) {
             return Support::no(reason);
         }
@@ -161,7 +167,7 @@ impl HostDevice for CpuDevice {
     }
 
     fn prepare(&self, op: &BoundOp<'_>) -> Result<CpuOp, Fault> {
-        if self.mode == Mode::Exact {
+        if self.mode == Mode::Exact || !fast::has_kernel(op.op.kind()) {
             return ExactOp::new(op).map(CpuOp::Exact);
         }
         let op = FastOp::new(self.level, &self.rope_tables, op)?;
@@ -185,6 +191,10 @@ impl HostDevice for CpuDevice {
             for (index, op) in ops.iter().enumerate() {
                 match op {
                     CpuOp::Exact(op) => {
+                        // Kernels before it leave no barrier behind them.
+                        if self.mode != Mode::Exact {
+                            worker.barrier();
+                        }
                         op.run(step, part.index, part.count);
                         worker.barrier();
                     }

@@ -193,6 +193,7 @@ impl FastOp {
                 OpKind::KvWrite => kv_write(part, self.f32(0), step.tokens, step.rows, self.pages(1, 2)),
                 OpKind::PagedAttention => self.attend(level, worker, step),
                 OpKind::RowGather => row_gather(part, self.f32(0), width, step.logit_rows, self.f32(1)),
+                other => unreachable!("{other} has no kernel: `has_kernel` sends it to the reference"),
             }
         }
         Ok(())
@@ -359,6 +360,27 @@ pub(crate) fn link<'a>(ops: impl Iterator<Item = &'a mut FastOp>) {
         reads.extend(op.reads.iter().cloned());
         writes.extend(op.writes.iter().cloned());
     }
+}
+
+/// Whether a kernel exists. Other basic ops run as the catalogue's reference, other fused ones are expanded.
+pub(crate) const fn has_kernel(kind: OpKind) -> bool {
+    matches!(
+        kind,
+        OpKind::TableUpdate
+            | OpKind::Copy
+            | OpKind::Gemm
+            | OpKind::RmsNorm
+            | OpKind::Rope
+            | OpKind::Silu
+            | OpKind::Add
+            | OpKind::Mul
+            | OpKind::Embedding
+            | OpKind::KvWrite
+            | OpKind::PagedAttention
+            | OpKind::RowGather
+            | OpKind::SiluMul
+            | OpKind::AddRmsNorm
+    )
 }
 
 /// Why the kernels cannot run an op that passed the catalogue's schema.

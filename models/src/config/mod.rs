@@ -13,12 +13,14 @@ mod generation;
 mod gguf;
 mod hf;
 mod hf_rope;
+mod kimi;
 mod rope;
 
 pub use error::{ConfigError, ConfigFault};
 pub use generation::GenerationDefaults;
 pub use gguf::from_gguf;
 pub use hf::{from_hf, from_hf_map};
+pub use kimi::{from_kimi, is_kimi};
 pub use rope::{Rope, RopeScaling, RopeStyle};
 
 use std::path::Path;
