@@ -101,7 +101,7 @@ impl DType {
     /// Bytes of `n` consecutive values; `None` on overflow or if `n` is not whole blocks.
     pub fn bytes(self, n: u64) -> Option<u64> {
         let len = self.block_len() as u64;
-        if n % len != 0 { None } else { (n / len).checked_mul(self.block_bytes() as u64) }
+        if !n.is_multiple_of(len) { None } else { (n / len).checked_mul(self.block_bytes() as u64) }
     }
 
     /// The name users see and type, as in `--dtype`.

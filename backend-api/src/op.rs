@@ -30,15 +30,57 @@ pub enum OpKind {
     PagedAttention = TS_OP_PAGED_ATTENTION,
     /// Select the token rows whose logits are wanted.
     RowGather = TS_OP_ROW_GATHER,
+    /// Columns of every row.
+    Slice = TS_OP_SLICE,
+    /// Two rows side by side.
+    Concat = TS_OP_CONCAT,
+    /// `y = 1 / (1 + e^-x)`.
+    Sigmoid = TS_OP_SIGMOID,
+    /// Unit length per head, times a scale.
+    L2Norm = TS_OP_L2NORM,
+    /// Depthwise causal convolution of q, k and v with SiLU, over a window kept in the state slot.
+    ShortConv = TS_OP_SHORT_CONV,
+    /// Log decay of Kimi Delta Attention.
+    KdaGate = TS_OP_KDA_GATE,
+    /// Kimi Delta Attention, token by token.
+    KdaStep = TS_OP_KDA_STEP,
+    /// `kda_step` that leaves the state as it was.
+    KdaVerify = TS_OP_KDA_VERIFY,
+    /// Keep what a later `kda_replay` needs of the step's tokens.
+    KdaRecord = TS_OP_KDA_RECORD,
+    /// Advance conv window and state over the accepted prefix of recorded tokens.
+    KdaReplay = TS_OP_KDA_REPLAY,
+    /// Fold the key projection of latent attention into the query.
+    MlaAbsorb = TS_OP_MLA_ABSORB,
+    /// Causal attention over latent rows.
+    MlaAttention = TS_OP_MLA_ATTENTION,
+    /// Value projection of latent attention.
+    MlaValue = TS_OP_MLA_VALUE,
+    /// Softmax mixture of layer snapshots and the running sum, per token.
+    AttnResMix = TS_OP_ATTN_RES_MIX,
+    /// Gate of a SiTU MLP.
+    SituMul = TS_OP_SITU_MUL,
+    /// Choose experts and their weights.
+    RouterTopk = TS_OP_ROUTER_TOPK,
+    /// The chosen experts' MLPs and their weighted sum.
+    Experts = TS_OP_EXPERTS,
     /// Fused: `y = silu(gate) · up`.
     SiluMul = TS_OP_SILU_MUL,
     /// Fused: `sum = x + residual`, `y = rmsnorm(sum)`.
     AddRmsNorm = TS_OP_ADD_RMSNORM,
+    /// Fused: `y = x · sigmoid(gate)`.
+    SigmoidMul = TS_OP_SIGMOID_MUL,
+    /// Fused: `y = rmsnorm(x) · sigmoid(gate)`.
+    GatedRmsNorm = TS_OP_GATED_RMSNORM,
+    /// Fused: normalise the latent part of a row and write it into its page.
+    MlaWrite = TS_OP_MLA_WRITE,
+    /// Fused: `kda_step` over chunks of 64 tokens.
+    KdaChunk = TS_OP_KDA_CHUNK,
 }
 
 impl OpKind {
     /// Every kind, in catalogue order.
-    pub const ALL: [OpKind; 14] = [
+    pub const ALL: [OpKind; 35] = [
         OpKind::TableUpdate,
         OpKind::Copy,
         OpKind::Gemm,
@@ -51,8 +93,29 @@ impl OpKind {
         OpKind::KvWrite,
         OpKind::PagedAttention,
         OpKind::RowGather,
+        OpKind::Slice,
+        OpKind::Concat,
+        OpKind::Sigmoid,
+        OpKind::L2Norm,
+        OpKind::ShortConv,
+        OpKind::KdaGate,
+        OpKind::KdaStep,
+        OpKind::KdaVerify,
+        OpKind::KdaRecord,
+        OpKind::KdaReplay,
+        OpKind::MlaAbsorb,
+        OpKind::MlaAttention,
+        OpKind::MlaValue,
+        OpKind::AttnResMix,
+        OpKind::SituMul,
+        OpKind::RouterTopk,
+        OpKind::Experts,
         OpKind::SiluMul,
         OpKind::AddRmsNorm,
+        OpKind::SigmoidMul,
+        OpKind::GatedRmsNorm,
+        OpKind::MlaWrite,
+        OpKind::KdaChunk,
     ];
 
     /// From the ABI's number; `None` for a number this version does not know.
@@ -80,8 +143,29 @@ impl OpKind {
             OpKind::KvWrite => "kv_write",
             OpKind::PagedAttention => "paged_attention",
             OpKind::RowGather => "row_gather",
+            OpKind::Slice => "slice",
+            OpKind::Concat => "concat",
+            OpKind::Sigmoid => "sigmoid",
+            OpKind::L2Norm => "l2norm",
+            OpKind::ShortConv => "short_conv",
+            OpKind::KdaGate => "kda_gate",
+            OpKind::KdaStep => "kda_step",
+            OpKind::KdaVerify => "kda_verify",
+            OpKind::KdaRecord => "kda_record",
+            OpKind::KdaReplay => "kda_replay",
+            OpKind::MlaAbsorb => "mla_absorb",
+            OpKind::MlaAttention => "mla_attention",
+            OpKind::MlaValue => "mla_value",
+            OpKind::AttnResMix => "attn_res_mix",
+            OpKind::SituMul => "situ_mul",
+            OpKind::RouterTopk => "router_topk",
+            OpKind::Experts => "experts",
             OpKind::SiluMul => "silu_mul",
             OpKind::AddRmsNorm => "add_rmsnorm",
+            OpKind::SigmoidMul => "sigmoid_mul",
+            OpKind::GatedRmsNorm => "gated_rmsnorm",
+            OpKind::MlaWrite => "mla_write",
+            OpKind::KdaChunk => "kda_chunk",
         }
     }
 }

@@ -1,5 +1,15 @@
 //! The vendor-neutral engine: a pure state machine (scheduler, prefix cache, sampler, lowering) and, apart from it, the
 //! thin driver that runs it on threads.
 #![deny(missing_docs)]
+pub mod cache;
 pub mod client;
+pub mod driver;
+pub mod engine;
+pub mod load;
+pub mod lower;
+pub mod memory;
 pub mod request;
+pub mod sampler;
+pub mod scheduler;
+pub mod step;
+pub mod validate;

@@ -1,2 +1,11 @@
 //! Model graphs, weight readers, tokenizers and chat formats.
 #![deny(missing_docs)]
+
+pub mod config;
+pub mod dummy;
+pub mod graph;
+pub mod kimi;
+pub mod loader;
+pub mod text;
+pub mod tiny;
+pub mod weights;

@@ -1,1 +1,53 @@
-fn main() {}
+//! `cargo xtask …`: everything a contributor or CI runs, in one small program.
+//!
+//! Plain argument matching and few dependencies, so that it builds in seconds from a clean checkout. Rejected: shell scripts
+//! (no unit tests, one more language) and clap (five subcommands with one flag each do not need it).
+#![forbid(unsafe_code)]
+
+mod command;
+mod demo;
+mod header;
+mod ops_document;
+mod python;
+mod rust_text;
+mod test;
+mod tidy;
+mod tree;
+mod vectors;
+mod workspace;
+
+use std::process::ExitCode;
+
+const USAGE: &str = "usage: cargo xtask <task>
+  tidy              formatting, clippy, layering, forbidden words, dead files, unsafe code, header drift
+  test [--long]     install what tests need, build, run every test
+  demo              build, fetch a small model, serve it, ask it one question
+  header [--check]  write (or compare) what is generated: the C header and docs/ops.md
+  vectors [--write] run the numpy scripts; show that they reproduce (or rewrite) the committed vectors";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let outcome = match arguments.as_slice() {
+        ["tidy"] => tidy::run(),
+        ["test"] => test::run(false),
+        ["test", "--long"] => test::run(true),
+        ["demo"] => demo::run(),
+        ["header"] => header::run(false).and_then(|()| ops_document::run(false)),
+        ["header", "--check"] => header::run(true).and_then(|()| ops_document::run(true)),
+        ["vectors"] => vectors::run(false),
+        ["vectors", "--write"] => vectors::run(true),
+        [] | ["help" | "--help" | "-h"] => {
+            println!("{USAGE}");
+            Ok(())
+        }
+        other => Err(format!("unknown task `{}`\n{USAGE}", other.join(" "))),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("xtask: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}

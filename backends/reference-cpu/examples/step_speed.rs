@@ -2,6 +2,8 @@
 //!
 //! `cargo run --release --example step_speed [workers] [tier] [context] [name]`. Prints tokens per second for a 512-token
 //! prompt and for decoding 1, 4 and 8 sequences, with each op's share of worker 0's time, barriers included.
+//!
+//! SAFETY: every call gets buffers made here for the shapes it is given, on a tier that was detected.
 
 use std::{
     cell::Cell,

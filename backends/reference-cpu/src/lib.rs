@@ -13,10 +13,15 @@ pub mod attention;
 pub mod barrier;
 pub mod blocks;
 pub mod copy;
+pub mod device;
 pub mod elementwise;
 pub mod embedding;
+pub mod exact;
 pub mod exp;
+mod fast;
 pub mod gemm;
+#[cfg(target_os = "linux")]
+mod huge_pages;
 pub mod kv_write;
 pub mod level;
 pub mod part;
@@ -29,6 +34,7 @@ pub mod simd;
 pub mod small_float;
 pub mod table_update;
 
+pub use device::ReferenceCpu;
 pub use level::Level;
 pub use part::Part;
 pub use pool::{Pool, Worker};

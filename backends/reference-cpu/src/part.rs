@@ -45,7 +45,7 @@ mod tests {
                     for index in 0..count {
                         let r = Part { index, count }.aligned(n, align);
                         assert_eq!(r.start, next);
-                        assert!(r.start % align == 0 || r.start == n);
+                        assert!(r.start.is_multiple_of(align) || r.start == n);
                         next = r.end;
                     }
                     assert_eq!(next, n);

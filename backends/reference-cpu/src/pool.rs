@@ -185,11 +185,11 @@ fn worker_loop(shared: &Shared, part: Part) {
         }
         // SAFETY: the epoch changed, so the owner published a job and waits for `running` to reach 0.
         let job = unsafe { (*shared.job.get()).map(|job| &*job) };
-        if let Some(job) = job {
-            if catch_unwind(AssertUnwindSafe(|| enter(shared, part, job))).is_err() {
-                shared.panicked.store(true, Ordering::Relaxed);
-                shared.barrier.poison();
-            }
+        if let Some(job) = job
+            && catch_unwind(AssertUnwindSafe(|| enter(shared, part, job))).is_err()
+        {
+            shared.panicked.store(true, Ordering::Relaxed);
+            shared.barrier.poison();
         }
         shared.running.fetch_sub(1, Ordering::Release);
     }

@@ -125,7 +125,7 @@ impl Kernel for Run {
 /// # Safety
 /// `level` is available; the operands have the shapes above; no other worker writes this share meanwhile.
 pub unsafe fn rope(level: Level, part: Part, args: RopeArgs) {
-    debug_assert!(args.rotated % 2 == 0 && args.rotated <= args.width);
+    debug_assert!(args.rotated.is_multiple_of(2) && args.rotated <= args.width);
     // SAFETY: the caller's promise.
     unsafe { dispatch(level, Run(args, part)) }
 }

@@ -154,7 +154,7 @@ fn for_each_unit(args: &AttentionArgs<'_>, mut f: impl FnMut(Unit, usize)) {
 /// `level` is available; the operands have the shapes above, the table covers every position a query sees with blocks
 /// of the pages, and those were written; `scratch` has [`scratch_bytes`].
 pub unsafe fn paged_attention(level: Level, part: Part, scratch: &mut Scratch, args: &AttentionArgs<'_>) {
-    debug_assert!(args.heads % args.kv_heads == 0 && args.k.width == args.kv_heads * args.head_dim);
+    debug_assert!(args.heads.is_multiple_of(args.kv_heads) && args.k.width == args.kv_heads * args.head_dim);
     let queries = QUERIES_MAX.max(args.group());
     let work = Work::new(&mut scratch.carve(), queries, args.head_dim.next_multiple_of(LANES));
     let mut total = 0;

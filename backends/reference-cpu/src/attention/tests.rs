@@ -1,3 +1,5 @@
+//! Attention against a naive f64 loop, and bit for bit against itself under any batching.
+
 use super::*;
 use crate::{blocks::tests::noise, kv_write::kv_write, level::testable, small_float};
 use tokenspeed_backend_api::{abi::ts_step_token, dtype::DType};
@@ -34,7 +36,7 @@ impl World {
         let blocks = blocks_per_row * lengths.len();
         // A permutation that is not the identity; 7 does not divide the count used here.
         let table: Vec<u32> = (0..blocks).map(|i| ((i * 7 + 3) % blocks) as u32).collect();
-        assert!(blocks % 7 != 0);
+        assert!(!blocks.is_multiple_of(7));
         let bytes = blocks * shape.block_tokens * shape.kv_heads * shape.dim * shape.dtype.block_bytes();
         let mut world = Self {
             shape,

@@ -76,7 +76,7 @@ impl Head<'_> {
         let bytes = self.pages.dtype.block_bytes();
         let mut upcoming =
             Upcoming { row: std::ptr::null(), stride: self.pages.width * bytes, bytes: self.dim * bytes };
-        if self.pages.block_tokens % TILE == 0 {
+        if self.pages.block_tokens.is_multiple_of(TILE) {
             // SAFETY: the caller's promise.
             upcoming.row = unsafe { self.pages.row(self.table_row, start).add(self.first * bytes) };
         }

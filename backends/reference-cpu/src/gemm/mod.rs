@@ -67,7 +67,7 @@ pub struct GemmArgs {
 
 /// Whether [`gemm`] takes this weight format and depth.
 pub fn supported(dtype: DType, k: usize) -> bool {
-    is_weight_format(dtype) && k % dtype.block_len() == 0
+    is_weight_format(dtype) && k.is_multiple_of(dtype.block_len())
 }
 
 /// Scratch a worker needs for GEMMs of at most `m` rows and depth `k` in `dtype`.

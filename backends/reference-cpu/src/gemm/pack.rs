@@ -10,7 +10,7 @@ use tokenspeed_backend_api::dtype::DType;
 /// `k` must be whole blocks of `dtype`. Different tiles may be packed by different threads.
 pub fn pack_tiles(dtype: DType, source: &[u8], n: usize, k: usize, tiles: Range<usize>, out: &mut [u8]) {
     let row_bytes = k / dtype.block_len() * dtype.block_bytes();
-    assert!(k % dtype.block_len() == 0, "K = {k} is not whole blocks of {dtype}");
+    assert!(k.is_multiple_of(dtype.block_len()), "K = {k} is not whole blocks of {dtype}");
     assert!(source.len() >= n * row_bytes, "weight of [{n}, {k}] {dtype} has only {} bytes", source.len());
     let bytes = tile_bytes(dtype, k);
     assert_eq!(out.len(), tiles.len() * bytes);

@@ -1,3 +1,5 @@
+//! GEMM against a naive f64 loop, and bit for bit against itself for any number of rows and workers.
+
 use super::*;
 use crate::{
     blocks::{

@@ -1,4 +1,7 @@
 //! One 512-bit register per vector.
+//!
+//! SAFETY: every function here is called through `dispatch` for a detected tier, inside a function compiled for its features;
+//! pointers are the caller's promise, as `Simd` states.
 
 use super::Simd;
 use std::arch::x86_64::*;

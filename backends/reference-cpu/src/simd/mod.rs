@@ -120,7 +120,7 @@ pub trait Simd: Copy + 'static {
 
 /// Halves folded onto each other until one lane is left.
 #[inline(always)]
-unsafe fn fold<S: Simd + ?Sized>(v: S::F, f: impl Fn(f32, f32) -> f32) -> f32 {
+unsafe fn fold<S: Simd>(v: S::F, f: impl Fn(f32, f32) -> f32) -> f32 {
     let mut lane = [0f32; LANES];
     // SAFETY: `lane` has sixteen elements; the caller vouches for the tier.
     unsafe { S::store(lane.as_mut_ptr(), v) };

@@ -1,6 +1,8 @@
 //! Plain arrays: right on any CPU, vectorised by the compiler as far as its target allows.
 //!
 //! Multiply-add rounds twice here: a fused one would be a library call per lane where the target has no FMA.
+//!
+//! SAFETY: pointers are the caller's promise, as `Simd` states; no CPU feature is assumed.
 
 use super::{LANES, Simd};
 use half::{bf16, f16};

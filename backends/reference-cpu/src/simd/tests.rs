@@ -1,3 +1,5 @@
+//! Vector operations of each tier against scalar ones.
+
 use super::*;
 use crate::level::testable;
 

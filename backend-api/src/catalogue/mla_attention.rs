@@ -1,0 +1,117 @@
+//! `mla_attention`: causal attention of absorbed queries over latent rows, for prefill and decode alike.
+//!
+//! One row of R + P values serves every head as key, its first R as value. Rejected: `paged_attention` with one kv head;
+//! it would need the values as a second cache.
+
+use super::{ATTENTION, Call, Case, Entry, OpDesc, Part, cases::Gen, input, output, schema::CACHE_DTYPES};
+use crate::{dtype::DType, graph::Vary, op::OpKind};
+
+pub(super) const ENTRY: Entry = Entry {
+    kind: OpKind::MlaAttention,
+    version: 1,
+    doc: "For the token at position p: `y[h] = softmax(scale · q[h]·row)·row[..R]` over cached rows of positions 0…p of its request; the \
+          step's own rows are already in the cache. `attrs.i[0]` = component, `attrs.f[0]` = scale.",
+    operands: &[
+        input("q [T, H, R + P]"),
+        input("cache [blocks, B, 1, R + P]"),
+        input("table [rows, blocks per row] u32"),
+        output("y [T, H, R]"),
+    ],
+    check,
+    reference,
+    decompose: None,
+    tolerance: ATTENTION,
+    cases,
+};
+
+fn check(op: &OpDesc) -> Result<(), String> {
+    op.count(4)?;
+    op.f32(&[0, 3])?;
+    op.dtype(1, &CACHE_DTYPES)?;
+    op.dtype(2, &[DType::U32])?;
+    let [q, cache, _, y] = &op.operands[..] else { unreachable!("counted") };
+    let ok = q.rank == 3
+        && y.rank == 3
+        && cache.rank == 4
+        && cache.dims[2] == 1
+        && cache.dims[3] == q.dims[2]
+        && q.dims[..2] == y.dims[..2]
+        && y.dims[2] <= q.dims[2];
+    op.require(ok, || format!("q is {:?}, cache is {:?}, y is {:?}", q.dims(), cache.dims(), y.dims()))
+}
+
+/// Two passes in token order, as in `paged_attention`.
+fn reference(call: &Call<'_>, part: Part) {
+    let [q, cache, table, y] = call.operands[..] else { unreachable!("checked") };
+    let (heads, width, rank) = (q.tensor.dims[1] as usize, q.tensor.dims[2] as usize, y.tensor.dims[2] as usize);
+    let block_tokens = cache.tensor.dims[1] as usize;
+    let mut query = vec![0f32; heads * width];
+    let mut block = vec![0f32; cache.row_len()];
+    for t in part.of(q.rows()) {
+        let token = &call.step.tokens[t];
+        let table_row = call.step.rows[token.row as usize].table_row as usize;
+        let last = token.position as usize;
+        q.load_row(t, &mut query);
+        let mut each = |visit: &mut dyn FnMut(usize, &[f32])| {
+            for index in 0..=last / block_tokens {
+                cache.load_row(table.load_u32(table_row, index) as usize, &mut block);
+                let first = index * block_tokens;
+                for (i, row) in block.chunks_exact(width).enumerate().take(last + 1 - first) {
+                    visit(first + i, row);
+                }
+            }
+        };
+        let mut scores = vec![0f64; (last + 1) * heads];
+        let mut maxima = vec![f64::NEG_INFINITY; heads];
+        each(&mut |p, row| {
+            for (h, query) in query.chunks_exact(width).enumerate() {
+                let mut dot = 0f64;
+                for (a, b) in query.iter().zip(row) {
+                    dot += f64::from(*a) * f64::from(*b);
+                }
+                let score = dot * call.attrs.f[0];
+                scores[p * heads + h] = score;
+                maxima[h] = maxima[h].max(score);
+            }
+        });
+        let (mut sums, mut totals) = (vec![0f64; heads * rank], vec![0f64; heads]);
+        each(&mut |p, row| {
+            for (h, sums) in sums.chunks_exact_mut(rank).enumerate() {
+                let weight = libm::exp(scores[p * heads + h] - maxima[h]);
+                totals[h] += weight;
+                sums.iter_mut().zip(row).for_each(|(sum, v)| *sum += weight * f64::from(*v));
+            }
+        });
+        for (h, sums) in sums.chunks_exact(rank).enumerate() {
+            let out: Vec<f32> = sums.iter().map(|sum| (sum / totals[h]) as f32).collect();
+            y.store(t, h * rank, &out);
+        }
+    }
+}
+
+fn cases(seed: u64) -> Vec<Case> {
+    let mut g = Gen::new(seed);
+    let mut out = Vec::new();
+    for dtype in CACHE_DTYPES {
+        for (block_tokens, h, r, p, spans) in [
+            (16, 1, 8, 0, &[(0, 0, 1)][..]),
+            (4, 4, 64, 16, &[(1, 3, 6), (0, 9, 1)]),
+            (64, 3, 33, 7, &[(0, 0, 70), (2, 200, 1), (1, 61, 5)]),
+            (16, 2, 512, 64, &[(0, 30, 4)]),
+        ] {
+            let name = format!("{dtype} B={block_tokens} H={h} R={r} P={p} {spans:?}");
+            let mut c = g.paged_case(OpKind::MlaAttention, name, spans);
+            let (table, blocks) = g.table(&c.step, block_tokens);
+            c.attrs.f[0] = 1.0 / ((r + p) as f64).sqrt();
+            let t = c.step.tokens.len() as u64;
+            let q = g.uniform(&[t, h, r + p]).into_iter().map(|v| v * 3.0).collect();
+            c.push(Vary::Tokens, &[t, h, r + p], q);
+            let cache = g.weight(dtype, &[blocks, block_tokens, 1, r + p]);
+            c.push_raw(dtype, Vary::Fixed, &[blocks, block_tokens, 1, r + p], cache);
+            c.push_table(&table);
+            c.push_output(Vary::Tokens, &[t, h, r]);
+            out.push(c);
+        }
+    }
+    out
+}

@@ -1,0 +1,147 @@
+//! Run a flat program on a device: through `program_run` where the backend has programs, else by walking the op list
+//! with `op_launch`. The walker also checks programs: both must give the same bits.
+//!
+//! One `Executable` is one device's share of a model: ops, bindings, parameter block and logits. Steps run one at a
+//! time; `run` returns when the logits are readable.
+
+use crate::{
+    abi::{TS_BIND_OUTPUT, TS_BIND_STEP},
+    backend::{Arena, BackendError, Bindings, Bucket, Device, Event, Program, Queue, StepBuffer},
+    record::OpRecord,
+};
+
+/// How ops reach the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Via {
+    /// `program_prepare` once, `program_run` per step.
+    Program,
+    /// `op_launch` per op.
+    Walker,
+}
+
+enum Runner {
+    Program(Program),
+    Walker(Vec<OpRecord>),
+}
+
+enum Logits {
+    /// The output arena seen from the host.
+    Mapped(*const f32),
+    Copied(Vec<f32>),
+}
+
+/// Longest wait for a step before the device counts as stuck.
+const STEP_TIMEOUT_NS: u64 = 600_000_000_000;
+
+/// A prepared program with its memory.
+pub struct Executable {
+    // Objects before the device: they go first.
+    runner: Runner,
+    bindings: Bindings,
+    step: StepBuffer,
+    queue: Queue,
+    event: Event,
+    output: Arena,
+    logits: Logits,
+    step_arena: Arena,
+    value: u64,
+    device: Device,
+}
+
+// SAFETY: the only non-Send part is the address of the mapped output arena, which `bindings` keep alive and which is
+// read on the thread that owns the executable.
+unsafe impl Send for Executable {}
+
+impl std::fmt::Debug for Executable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "executable via {:?} on {:?}", self.via(), self.device)
+    }
+}
+
+impl Executable {
+    /// Prepare `ops` over `bindings`, which include the parameter block's arena in slot `TS_BIND_STEP` and the logits' in
+    /// `TS_BIND_OUTPUT`. `via: None` takes programs if the device has them.
+    pub fn new(
+        device: Device,
+        ops: Vec<OpRecord>,
+        bindings: Bindings,
+        bucket: Bucket,
+        via: Option<Via>,
+    ) -> Result<Self, BackendError> {
+        let (queue, event) = (device.queue_create()?, device.event_create()?);
+        let arena = |slot| bindings.arena(slot).cloned().expect("the loader binds every slot");
+        let (step_arena, output) = (arena(TS_BIND_STEP), arena(TS_BIND_OUTPUT));
+        let via = via.unwrap_or(if device.has_programs() { Via::Program } else { Via::Walker });
+        let runner = match via {
+            Via::Program => Runner::Program(device.program_prepare(&ops, &bindings, bucket)?),
+            Via::Walker => Runner::Walker(ops),
+        };
+        let logits = if device.host_mapped() {
+            Logits::Mapped(device.arena_map(&output)?.cast_const().cast())
+        } else {
+            Logits::Copied(vec![0.0; output.bytes() as usize / 4])
+        };
+        let step = StepBuffer::with_capacity(step_arena.bytes() as usize);
+        Ok(Self { runner, bindings, step, queue, event, output, logits, step_arena, value: 0, device })
+    }
+
+    /// How ops reach the device.
+    pub fn via(&self) -> Via {
+        match self.runner {
+            Runner::Program(_) => Via::Program,
+            Runner::Walker(_) => Via::Walker,
+        }
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn run_ops(&mut self, step: &[u8]) -> Result<(), BackendError> {
+        self.value += 1;
+        match &self.runner {
+            Runner::Program(program) => {
+                let block = self.step.bytes_mut().expect("the last step was waited for");
+                block[..step.len()].copy_from_slice(step);
+                self.step.set_len(step.len());
+                self.device.program_run(program, &self.queue, &mut self.step, &self.event, self.value)?;
+            }
+            Runner::Walker(ops) => {
+                self.device.write(&self.step_arena, 0, step)?;
+                for op in ops {
+                    self.device.op_launch(&self.queue, op, &self.bindings)?;
+                }
+                self.device.queue_signal(&self.queue, &self.event, self.value)?;
+            }
+        }
+        self.event.wait(self.value, STEP_TIMEOUT_NS)
+    }
+
+    /// Run one parameter block and return the first `n_logits` values of the logits. Allocates nothing on success.
+    ///
+    /// # Panics
+    /// If the block or the logits are larger than the arenas: the plan was made for this program.
+    pub fn run(&mut self, step: &[u8], n_logits: usize) -> Result<&[f32], BackendError> {
+        if let Err(error) = self.run_ops(step) {
+            // An error sticks to the timeline; the next step gets a new one if the device can still make it.
+            if let Ok(event) = self.device.event_create() {
+                (self.event, self.value) = (event, 0);
+            }
+            return Err(error);
+        }
+        assert!(n_logits as u64 * 4 <= self.output.bytes(), "{n_logits} logits in {} bytes", self.output.bytes());
+        match &mut self.logits {
+            // SAFETY: mapped for as long as the arena lives, large enough (asserted), aligned as every arena is, and the
+            // device is done writing.
+            Logits::Mapped(data) => Ok(unsafe { std::slice::from_raw_parts(*data, n_logits) }),
+            Logits::Copied(values) => {
+                let values = &mut values[..n_logits];
+                // SAFETY: f32 has no padding and any bytes are valid values.
+                let bytes = unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), n_logits * 4) };
+                self.device.read(&self.output, 0, bytes)?;
+                Ok(values)
+            }
+        }
+    }
+}

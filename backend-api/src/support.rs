@@ -1,0 +1,151 @@
+//! Answer to "can you run this op on these shapes?", shared by the host's wrapper and the plugin's SDK.
+
+use crate::{abi::*, sized};
+
+/// Whether a backend runs an op.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Answer {
+    /// The host expands the op, or refuses the model by name.
+    No = TS_SUPPORT_NO,
+    /// Runs.
+    Yes = TS_SUPPORT_YES,
+    /// Runs, but the decomposition may be faster.
+    YesSlow = TS_SUPPORT_YES_SLOW,
+}
+
+/// What a repeated run may change in the bits of the result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Determinism {
+    /// Same inputs, same bits, whatever shares the batch.
+    BatchInvariant = TS_DETERMINISM_BATCH_INVARIANT,
+    /// Same inputs and same batch, same bits.
+    RunToRun = TS_DETERMINISM_RUN_TO_RUN,
+    /// No promise. An unknown class of a newer plugin is read as this.
+    None = TS_DETERMINISM_NONE,
+}
+
+/// An operand to be packed once, at load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pack {
+    /// Which operand.
+    pub operand: u32,
+    /// Layout id to put into the tensor descriptor, never 0.
+    pub layout: u32,
+    /// Size of the packed form.
+    pub bytes: u64,
+}
+
+/// Answer for one concrete op.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Support {
+    /// Yes or no.
+    pub answer: Answer,
+    /// Kernel name, at most 63 bytes.
+    pub implementation: String,
+    /// Why not, at most 191 bytes.
+    pub reason: String,
+    /// May be recorded into a captured segment.
+    pub capture_safe: bool,
+    /// Determinism class.
+    pub determinism: Determinism,
+    /// Scratch wanted in the activations binding.
+    pub workspace_bytes: u64,
+    /// Estimated nanoseconds at the full shape; `None` = unknown.
+    pub cost_ns: Option<u64>,
+    /// Wish to pack an operand at load.
+    pub pack: Option<Pack>,
+}
+
+impl Support {
+    /// Supported, batch-invariant, capture-safe, no workspace, no packing.
+    pub fn yes(implementation: impl Into<String>) -> Self {
+        Self {
+            answer: Answer::Yes,
+            implementation: implementation.into(),
+            reason: String::new(),
+            capture_safe: true,
+            determinism: Determinism::BatchInvariant,
+            workspace_bytes: 0,
+            cost_ns: None,
+            pack: None,
+        }
+    }
+
+    /// Refused because of `reason`.
+    pub fn no(reason: impl Into<String>) -> Self {
+        let mut s = Self::yes(String::new());
+        (s.answer, s.reason, s.capture_safe) = (Answer::No, reason.into(), false);
+        s
+    }
+
+    /// Whether the op runs at all.
+    pub fn is_supported(&self) -> bool {
+        self.answer != Answer::No
+    }
+
+    /// As the C struct.
+    pub fn to_abi(&self) -> ts_support {
+        let mut s: ts_support = sized::zeroed();
+        s.answer = self.answer as u32;
+        s.capture_safe = self.capture_safe.into();
+        s.determinism = self.determinism as u32;
+        s.workspace_bytes = self.workspace_bytes;
+        s.cost_ns = self.cost_ns.unwrap_or(0);
+        (s.pack_operand, s.pack_layout, s.pack_bytes) =
+            self.pack.map_or((TS_NO_OPERAND, 0, 0), |p| (p.operand, p.layout, p.bytes));
+        sized::text_to(&mut s.implementation, &self.implementation);
+        sized::text_to(&mut s.reason, &self.reason);
+        s
+    }
+
+    /// From the C struct. An answer this version does not know counts as no.
+    pub fn from_abi(s: &ts_support) -> Self {
+        let (answer, unknown) = match s.answer {
+            TS_SUPPORT_YES => (Answer::Yes, None),
+            TS_SUPPORT_YES_SLOW => (Answer::YesSlow, None),
+            TS_SUPPORT_NO => (Answer::No, None),
+            other => (Answer::No, Some(format!("the backend gave the unknown answer {other}"))),
+        };
+        let determinism = match s.determinism {
+            TS_DETERMINISM_BATCH_INVARIANT => Determinism::BatchInvariant,
+            TS_DETERMINISM_RUN_TO_RUN => Determinism::RunToRun,
+            _ => Determinism::None,
+        };
+        // Zero-filled structs of C plugins mean "no packing" too: layout 0 is the canonical layout.
+        let packs = s.pack_operand != TS_NO_OPERAND && s.pack_layout != 0;
+        Self {
+            answer,
+            implementation: sized::text_from(&s.implementation),
+            reason: unknown.unwrap_or_else(|| sized::text_from(&s.reason)),
+            capture_safe: s.capture_safe != 0,
+            determinism,
+            workspace_bytes: s.workspace_bytes,
+            cost_ns: (s.cost_ns != 0).then_some(s.cost_ns),
+            pack: packs.then_some(Pack { operand: s.pack_operand, layout: s.pack_layout, bytes: s.pack_bytes }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn round_trip() {
+        let mut yes = Support::yes("gemm_avx2");
+        yes.pack = Some(Pack { operand: 1, layout: 3, bytes: 640 });
+        yes.cost_ns = Some(12);
+        assert_eq!(Support::from_abi(&yes.to_abi()), yes);
+        let no = Support::no("K = 33 is not a multiple of 32");
+        assert_eq!(Support::from_abi(&no.to_abi()), no);
+    }
+
+    #[test]
+    fn unknown_answer_is_no() {
+        let mut s = Support::yes("x").to_abi();
+        s.answer = 9;
+        assert!(!Support::from_abi(&s).is_supported());
+    }
+}

@@ -1,0 +1,140 @@
+//! A fixed set of numbered things, handed out as move-only handles.
+
+use std::marker::PhantomData;
+
+/// What a pool holds; keeps pages, rows and state slots apart in the types.
+pub trait Kind {
+    /// For messages.
+    const NAME: &'static str;
+}
+
+/// A block of every paged component.
+#[derive(Debug)]
+pub enum Page {}
+/// A row of the block tables.
+#[derive(Debug)]
+pub enum TableRow {}
+/// A recurrent-state slot.
+#[derive(Debug)]
+pub enum StateSlot {}
+
+impl Kind for Page {
+    const NAME: &'static str = "page";
+}
+impl Kind for TableRow {
+    const NAME: &'static str = "table row";
+}
+impl Kind for StateSlot {
+    const NAME: &'static str = "state slot";
+}
+
+/// The right to use one numbered thing. Not `Clone`, not `Copy`; [`Pool::give`] consumes it.
+///
+/// Using it after release does not compile:
+/// ```compile_fail,E0382
+/// use tokenspeed_core::cache::pool::{Page, Pool};
+/// let mut pool = Pool::<Page>::new(1, 8);
+/// let page = pool.take().unwrap();
+/// pool.give(page);
+/// println!("{}", page.index());
+/// ```
+/// Nor does releasing it twice:
+/// ```compile_fail,E0382
+/// use tokenspeed_core::cache::pool::{Page, Pool};
+/// let mut pool = Pool::<Page>::new(1, 8);
+/// let page = pool.take().unwrap();
+/// pool.give(page);
+/// pool.give(page);
+/// ```
+/// Nor copying it, nor giving a row to the page pool:
+/// ```compile_fail,E0599
+/// use tokenspeed_core::cache::pool::{Page, Pool};
+/// let page = Pool::<Page>::new(1, 8).take().unwrap();
+/// let copy = page.clone();
+/// ```
+/// ```compile_fail,E0308
+/// use tokenspeed_core::cache::pool::{Page, Pool, TableRow};
+/// let row = Pool::<TableRow>::new(0, 8).take().unwrap();
+/// Pool::<Page>::new(1, 8).give(row);
+/// ```
+/// What does compile:
+/// ```
+/// use tokenspeed_core::cache::pool::{Page, Pool};
+/// let mut pool = Pool::<Page>::new(1, 8);
+/// let page = pool.take().unwrap();
+/// assert_eq!((page.index(), pool.n_free()), (1, 6));
+/// pool.give(page);
+/// assert_eq!(pool.n_free(), 7);
+/// ```
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "a handle that is dropped is lost to its pool"]
+pub struct Handle<K: Kind> {
+    index: u32,
+    kind: PhantomData<K>,
+}
+
+impl<K: Kind> Handle<K> {
+    /// The number the device knows it by.
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+}
+
+/// The numbers `first..end`.
+#[derive(Debug)]
+pub struct Pool<K: Kind> {
+    first: u32,
+    /// Last given is next taken: it is the likeliest to be warm.
+    free: Vec<u32>,
+    is_free: Vec<bool>,
+    kind: PhantomData<K>,
+}
+
+impl<K: Kind> Pool<K> {
+    /// All of `first..end`, free, taken in ascending order.
+    pub fn new(first: u32, end: u32) -> Self {
+        let free: Vec<u32> = (first..end).rev().collect();
+        Self { first, is_free: vec![true; free.len()], free, kind: PhantomData }
+    }
+
+    /// A free one.
+    pub fn take(&mut self) -> Option<Handle<K>> {
+        let index = self.free.pop()?;
+        self.is_free[(index - self.first) as usize] = false;
+        Some(Handle { index, kind: PhantomData })
+    }
+
+    /// Back to the pool it came from.
+    pub fn give(&mut self, handle: Handle<K>) {
+        let is_free = &mut self.is_free[(handle.index - self.first) as usize];
+        assert!(!*is_free, "{} {} is free already: it came from another pool", K::NAME, handle.index);
+        *is_free = true;
+        self.free.push(handle.index);
+    }
+
+    /// How many are free.
+    pub fn n_free(&self) -> u32 {
+        self.free.len() as u32
+    }
+
+    /// How many there are.
+    pub fn n_total(&self) -> u32 {
+        self.is_free.len() as u32
+    }
+
+    /// Check that `held` and the free ones are all there are, each once.
+    pub fn check(&self, held: impl Iterator<Item = u32>) -> Result<(), String> {
+        let mut seen = vec![false; self.is_free.len()];
+        for index in held.chain(self.free.iter().copied()) {
+            match index.checked_sub(self.first).and_then(|at| seen.get_mut(at as usize)) {
+                None => return Err(format!("{} {index} is not in the pool", K::NAME)),
+                Some(true) => return Err(format!("{} {index} is held twice", K::NAME)),
+                Some(slot) => *slot = true,
+            }
+        }
+        match seen.iter().position(|&s| !s) {
+            Some(lost) => Err(format!("{} {} is lost", K::NAME, lost as u32 + self.first)),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! The thin driver: one thread that turns the state machine's plans into steps of a device, and a handle to it.
+//!
+//! The thread owns the engine state and the device; callers talk to it through an inbox and hear events through
+//! mailboxes, so nobody ever waits on the engine's lock. Everything here is about time and threads; every decision is
+//! the state machine's.
+//!
+//! What ends a request, a step or the engine: a request's own fault ends that request; a failed step fails the
+//! requests that were running and the engine goes on if the device says it is well; a lost device or a panic of this
+//! thread ends the engine, `health` says so, and every request hears `Failed`.
+
+mod budget;
+mod inbox;
+mod thread;
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use crate::{
+    client::{Engine, EventStream, Limits, Mailbox, Metrics, SubmitError},
+    engine::{ConfigError, EngineConfig, EngineState},
+    request::{Request, RequestId},
+};
+use inbox::{Command, Inbox};
+
+/// Runs one step on a device.
+pub trait StepRunner: Send {
+    /// Run the parameter block and return `n_logit_rows · vocab` f32 logits, row-major.
+    fn run(&mut self, step: &[u8], n_logit_rows: u32) -> Result<&[f32], String>;
+    /// `Err` if the device is lost for good.
+    fn status(&self) -> Result<(), String>;
+}
+
+/// What the driver adds to the engine's own configuration.
+#[derive(Clone, Debug)]
+pub struct DriverConfig {
+    /// Target of a mixed step; `None` = twice the measured decode-only step.
+    pub step_time_target_ms: Option<f64>,
+    /// A step longer than this makes `health` report the engine as stuck.
+    pub stuck_after: Duration,
+}
+
+impl Default for DriverConfig {
+    fn default() -> Self {
+        Self { step_time_target_ms: None, stuck_after: Duration::from_secs(120) }
+    }
+}
+
+/// Shared by the handle and the thread.
+struct Shared {
+    inbox: Inbox,
+    metrics: Mutex<Metrics>,
+    /// Requests submitted and not yet ended.
+    outstanding: AtomicU64,
+    draining: AtomicBool,
+    dead: Mutex<Option<String>>,
+    /// Nanoseconds since `epoch` when the step in flight began; 0 = none.
+    step_began_ns: AtomicU64,
+    epoch: Instant,
+}
+
+impl Shared {
+    fn now_ns(&self) -> u64 {
+        self.epoch.elapsed().as_nanos() as u64
+    }
+
+    fn dead(&self) -> Option<String> {
+        self.dead.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+    }
+
+    /// For callers who already know that the thread has ended.
+    fn why_dead(&self) -> String {
+        self.dead().unwrap_or_else(|| "the engine has stopped".into())
+    }
+}
+
+/// A running engine. Dropping the last handle stops the thread after the step in flight.
+pub struct EngineHandle {
+    shared: Arc<Shared>,
+    limits: Limits,
+    config: EngineConfig,
+    stuck_after: Duration,
+    next_ticket: AtomicU64,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl std::fmt::Debug for EngineHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "EngineHandle({:?})", self.limits)
+    }
+}
+
+impl EngineHandle {
+    /// Start the engine thread on a loaded device.
+    pub fn start(
+        config: EngineConfig,
+        driver: DriverConfig,
+        runner: Box<dyn StepRunner>,
+    ) -> Result<Arc<Self>, ConfigError> {
+        let state = EngineState::new(config.clone())?;
+        let limits = state.limits();
+        let shared = Arc::new(Shared {
+            inbox: Inbox::default(),
+            metrics: Mutex::new(state.metrics()),
+            outstanding: AtomicU64::new(0),
+            draining: AtomicBool::new(false),
+            dead: Mutex::new(None),
+            step_began_ns: AtomicU64::new(0),
+            epoch: Instant::now(),
+        });
+        let for_thread = Arc::clone(&shared);
+        let target = driver.step_time_target_ms;
+        let thread = std::thread::Builder::new()
+            .name("engine".into())
+            .spawn(move || thread::main(for_thread, state, runner, target))
+            .expect("a thread can be started");
+        Ok(Arc::new(Self {
+            shared,
+            limits,
+            config,
+            stuck_after: driver.stuck_after,
+            next_ticket: AtomicU64::new(1),
+            thread: Some(thread),
+        }))
+    }
+}
+
+/// Events a mailbox holds without allocating; a reader that lags further behind costs an allocation, nothing else.
+const MAILBOX_EVENTS_MAX: u32 = 4096;
+
+impl Engine for EngineHandle {
+    fn submit(&self, request: Request) -> Result<EventStream, SubmitError> {
+        let shared = &self.shared;
+        if let Some(why) = shared.dead() {
+            return Err(SubmitError::Dead(why));
+        }
+        if shared.draining.load(Ordering::Acquire) {
+            return Err(SubmitError::Draining);
+        }
+        request.validate(&self.config.request_limits()).map_err(|e| SubmitError::Invalid(e.to_string()))?;
+        let most = u64::from(self.config.max_waiting) + u64::from(self.config.max_num_seqs);
+        if shared.outstanding.fetch_add(1, Ordering::AcqRel) >= most {
+            shared.outstanding.fetch_sub(1, Ordering::AcqRel);
+            return Err(SubmitError::Overloaded { retry_after_s: 1 });
+        }
+        let ticket = RequestId(self.next_ticket.fetch_add(1, Ordering::Relaxed));
+        let capacity = request.sampling.max_tokens.min(self.limits.max_model_len).min(MAILBOX_EVENTS_MAX) + 2;
+        let mailbox = Mailbox::new(capacity as usize);
+        let command = Command::Submit { ticket, request: Box::new(request), mailbox: Arc::clone(&mailbox) };
+        if !shared.inbox.push(command) {
+            return Err(SubmitError::Dead(shared.why_dead()));
+        }
+        let for_abort = Arc::clone(shared);
+        Ok(EventStream::new(ticket, mailbox, move |ticket| {
+            // An engine that has ended has nothing left to abort.
+            let _ = for_abort.inbox.push(Command::Abort { ticket });
+        }))
+    }
+
+    fn metrics(&self) -> Metrics {
+        self.shared.metrics.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits.clone()
+    }
+
+    fn health(&self) -> Result<(), String> {
+        if let Some(why) = self.shared.dead() {
+            return Err(why);
+        }
+        let began = self.shared.step_began_ns.load(Ordering::Acquire);
+        let running = Duration::from_nanos(self.shared.now_ns().saturating_sub(began));
+        if began != 0 && running > self.stuck_after {
+            return Err(format!("a step has been running for {} s", running.as_secs()));
+        }
+        Ok(())
+    }
+
+    fn drain(&self) {
+        self.shared.draining.store(true, Ordering::Release);
+    }
+
+    fn flush_cache(&self) -> Result<(), String> {
+        let (reply, answer) = std::sync::mpsc::sync_channel(1);
+        if !self.shared.inbox.push(Command::Flush { reply }) {
+            return Err(self.shared.why_dead());
+        }
+        answer.recv().map_err(|_| self.shared.why_dead())?
+    }
+}
+
+impl Drop for EngineHandle {
+    fn drop(&mut self) {
+        // A thread that has ended needs no telling.
+        let _ = self.shared.inbox.push(Command::Stop);
+        if let Some(thread) = self.thread.take() {
+            // A panic was already turned into `dead` by the thread itself.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,403 @@
+//! The engine as one pure state machine: requests and logits in, parameter blocks and events out.
+//!
+//! The caller owns threads, the clock and the device. One turn is: [`EngineState::plan`] writes the parameter block of
+//! a step, the caller runs it, [`EngineState::advance`] takes the logits and delivers what they mean. `submit` and
+//! `abort` may come between the two. At most one step is in flight; a plan is a move-only ticket for it.
+//!
+//! Rejected: an engine that owns its thread. The simulator could then not own time, and a failing seed not replay.
+#![forbid(unsafe_code)]
+
+mod advance;
+mod config;
+mod parts;
+#[cfg(test)]
+mod tests;
+
+use advance::Taker;
+pub use config::{ComponentClass, ComponentConfig, ConfigError, EngineConfig};
+use parts::StepParts;
+
+use crate::{
+    cache::memory::{Memory, MemorySize},
+    client::{Limits, Metrics},
+    request::{Event, FinishReason, Request, RequestId},
+    sampler::{History, Sampler},
+    scheduler::{
+        plan::{Scheduler, StepLimits},
+        queue::{self, Queues, Running, Waiting},
+        sequence::{Body, Sequence},
+    },
+    step::StepBuffer,
+    validate::RequestError,
+};
+
+/// Why [`EngineState::submit`] took nothing.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum SubmitError {
+    /// The request is wrong; see [`RequestError::kind`] for a machine-readable reason.
+    #[error(transparent)]
+    Invalid(#[from] RequestError),
+    /// Too many wait already.
+    #[error("{waiting} requests are waiting already; try again later")]
+    QueueFull {
+        /// How many, the configured limit.
+        waiting: u32,
+    },
+}
+
+/// Why the cache was not flushed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the cache cannot be flushed while {requests} requests are running or waiting")]
+pub struct FlushError {
+    /// How many.
+    pub requests: usize,
+}
+
+/// A step to run: the ticket that [`EngineState::advance`] takes back with the logits.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "run the step and give the plan to `advance`"]
+pub struct Plan {
+    /// Step counter, also in the parameter block.
+    pub sequence: u64,
+    /// Tokens of the step.
+    pub n_tokens: u32,
+    /// Requests of the step.
+    pub n_rows: u32,
+    /// Rows of logits `advance` needs; may be 0.
+    pub n_logit_rows: u32,
+    /// Of the tokens, those that decode.
+    pub n_decode_tokens: u32,
+    /// Sum over rows of query length times context length, for the backend's cost model.
+    pub attention_pairs: u64,
+}
+
+/// Hears events in order; called by the engine only inside `advance`, `abort` and `fail_all`.
+pub type Deliver<'a> = dyn FnMut(RequestId, Event) + 'a;
+
+/// The engine.
+#[derive(Debug)]
+pub struct EngineState {
+    config: EngineConfig,
+    queues: Queues,
+    scheduler: Scheduler,
+    memory: Memory,
+    sampler: Sampler,
+    parts: StepParts,
+    in_flight: Option<InFlight>,
+    counters: Counters,
+    next_id: u64,
+    sequence: u64,
+}
+
+#[derive(Debug)]
+struct InFlight {
+    sequence: u64,
+    n_logit_rows: u32,
+    planned_ns: u64,
+}
+
+/// Counts since start.
+#[derive(Debug, Default)]
+struct Counters {
+    prompt_tokens: u64,
+    cached_tokens: u64,
+    generation_tokens: u64,
+    /// Stop, length, abort, failed.
+    finished: [u64; 4],
+    steps: u64,
+    step_ns: u64,
+}
+
+impl Counters {
+    fn finish(&mut self, reason: FinishReason) {
+        self.finished[match reason {
+            FinishReason::Stop => 0,
+            FinishReason::Length => 1,
+            FinishReason::Abort => 2,
+        }] += 1;
+    }
+
+    fn fail(&mut self) {
+        self.finished[3] += 1;
+    }
+}
+
+impl EngineState {
+    /// An idle engine with an empty cache.
+    pub fn new(config: EngineConfig) -> Result<Self, ConfigError> {
+        config.validate()?;
+        let smallest = |class| config.components_of(class).map(|at| config.components[at].n_blocks).min();
+        let memory = Memory::new(MemorySize {
+            page_tokens: config.block_tokens,
+            pages: smallest(ComponentClass::Paged).expect("validated: one is paged"),
+            table_rows: config.table_rows,
+            states: smallest(ComponentClass::State),
+            prefix_cache: config.prefix_cache,
+            secret: config.secret,
+        });
+        let capacity = config.step_capacity();
+        let limits = StepLimits {
+            max_num_seqs: config.max_num_seqs,
+            max_batch_tokens: config.max_batch_tokens,
+            max_logit_rows: config.max_logit_rows,
+            max_deltas: capacity.deltas,
+            chunk_cap: config.chunked_prefill_size,
+            chunk_grid: config.chunk_grid(),
+            max_model_len: config.max_model_len,
+            paged_components: config.components_of(ComponentClass::Paged).map(|at| at as u32).collect(),
+        };
+        Ok(Self {
+            queues: Queues::new(config.max_waiting, config.max_num_seqs),
+            scheduler: Scheduler::new(limits, config.blocks_per_row),
+            memory,
+            sampler: Sampler::new(config.tokenizer_vocab_size),
+            parts: StepParts::new(capacity),
+            in_flight: None,
+            counters: Counters::default(),
+            next_id: 1,
+            sequence: 0,
+            config,
+        })
+    }
+
+    /// As given.
+    pub fn config(&self) -> &EngineConfig {
+        &self.config
+    }
+
+    /// A buffer for this engine's steps.
+    pub fn new_step_buffer(&self) -> StepBuffer {
+        StepBuffer::new(self.config.step_capacity())
+    }
+
+    /// Queue a request. `now_ns` starts its waiting time.
+    pub fn submit(&mut self, request: Request, now_ns: u64) -> Result<RequestId, SubmitError> {
+        request.validate(&self.config.request_limits())?;
+        let waiting = self.queues.waiting.len() as u32;
+        if waiting >= self.config.max_waiting {
+            return Err(SubmitError::QueueFull { waiting });
+        }
+        let id = RequestId(self.next_id);
+        self.next_id += 1;
+        let Request { prompt, sampling, priority, cache_salt } = request;
+        let prompt_tokens = prompt.len() as u32;
+        let max_len = prompt_tokens.saturating_add(sampling.max_tokens).min(self.config.max_model_len);
+        let history = History::new(&sampling, &prompt, (max_len - prompt_tokens) as usize);
+        let mut tokens = prompt;
+        tokens.reserve_exact((max_len - prompt_tokens) as usize);
+        let namespace = self.memory.index.open(&self.config.model_id, cache_salt.as_deref());
+        let mut hashes = Vec::with_capacity(self.memory.pages_of(max_len) as usize);
+        if self.config.prefix_cache {
+            let whole = (prompt_tokens / self.config.block_tokens) as usize;
+            self.memory.index.hash_pages(&namespace, &tokens, whole, &mut hashes);
+        }
+        let prompt_logprobs = sampling.prompt_logprobs.map(|_| Vec::with_capacity(tokens.len() - 1));
+        let body = Body {
+            id,
+            rank: (priority, id.0),
+            sampling,
+            tokens,
+            prompt_tokens,
+            max_len,
+            history,
+            namespace,
+            hashes,
+            cached_tokens: None,
+            prompt_logprobs,
+            is_started: false,
+            submitted_ns: now_ns,
+        };
+        self.queues.wait(Waiting::Queued(Sequence::new(Box::new(body))));
+        Ok(id)
+    }
+
+    /// End a request: it hears `Finished` with [`FinishReason::Abort`] now; its memory is free at once, or when the
+    /// step in flight has been taken in. False, and nothing happens, if the id is unknown or has ended.
+    pub fn abort(&mut self, id: RequestId, deliver: &mut Deliver<'_>) -> bool {
+        let usage = if let Some(waiting) = self.queues.take_waiting(id) {
+            let usage = waiting.body().usage();
+            self.cancel(waiting);
+            usage
+        } else if let Some(at) = self.queues.position_running(id) {
+            let usage = queue::present(&self.queues.running[at]).parts().0.usage();
+            if !self.leave(at) {
+                return false;
+            }
+            usage
+        } else {
+            return false;
+        };
+        self.counters.finish(FinishReason::Abort);
+        deliver(id, Event::Finished { reason: FinishReason::Abort, usage });
+        true
+    }
+
+    fn cancel(&mut self, waiting: Waiting) {
+        match waiting {
+            Waiting::Queued(sequence) => sequence.cancel(),
+            Waiting::Preempted(sequence) => sequence.cancel(),
+        }
+        .close(&mut self.memory);
+    }
+
+    /// Take a running request out, or mark it if a step in flight writes its pages. False if it was marked before.
+    fn leave(&mut self, at: usize) -> bool {
+        let running = self.queues.running[at].take().expect("no request is changing state");
+        let was_leaving = matches!(running, Running::Leaving(_));
+        if running.parts().1.planned > 0 {
+            self.queues.running[at] = Some(Running::Leaving(match running {
+                Running::Prefilling(sequence) => sequence.leave(),
+                Running::Decoding(sequence) => sequence.leave(),
+                Running::Leaving(sequence) => sequence,
+            }));
+            return !was_leaving;
+        }
+        self.queues.running.remove(at);
+        let memory = &mut self.memory;
+        match running {
+            Running::Prefilling(sequence) => sequence.drop_memory(memory),
+            Running::Decoding(sequence) => sequence.drop_memory(memory),
+            Running::Leaving(_) => unreachable!("only requests in a step in flight are marked"),
+        }
+        .close(memory);
+        true
+    }
+
+    /// Choose the next step and write its parameter block; `None` when there is nothing to run.
+    ///
+    /// # Panics
+    /// While a step is in flight, or if `step` was made for a smaller engine.
+    pub fn plan(&mut self, now_ns: u64, step: &mut StepBuffer) -> Option<Plan> {
+        assert!(self.in_flight.is_none(), "take in the step in flight before planning another");
+        self.scheduler.plan(&mut self.queues, &mut self.memory);
+        let load = self.parts.collect(&mut self.queues);
+        if load.n_rows == 0 {
+            assert!(self.is_idle(), "requests wait and none of them can go on");
+            return None;
+        }
+        self.sequence += 1;
+        step.write(&self.parts.content(self.sequence, &self.scheduler.deltas));
+        let plan = Plan { sequence: self.sequence, ..load };
+        self.in_flight =
+            Some(InFlight { sequence: plan.sequence, n_logit_rows: plan.n_logit_rows, planned_ns: now_ns });
+        Some(plan)
+    }
+
+    /// Take the logits of a step, row-major `[plan.n_logit_rows, vocab_size]`, and deliver what follows from them.
+    ///
+    /// # Panics
+    /// If `plan` is not the step in flight or `logits` has another size.
+    pub fn advance(&mut self, now_ns: u64, plan: Plan, logits: &[f32], deliver: &mut Deliver<'_>) {
+        let in_flight = self.in_flight.take().expect("a step is in flight");
+        assert_eq!(plan.sequence, in_flight.sequence, "steps are taken in as they were planned");
+        let vocab_size = self.config.vocab_size as usize;
+        assert_eq!(logits.len(), in_flight.n_logit_rows as usize * vocab_size, "one row of logits per logit row");
+        self.counters.steps += 1;
+        self.counters.step_ns += now_ns.saturating_sub(in_flight.planned_ns);
+        let mut taker = Taker {
+            config: &self.config,
+            memory: &mut self.memory,
+            sampler: &mut self.sampler,
+            counters: &mut self.counters,
+            logits,
+            deliver,
+        };
+        for slot in &mut self.queues.running {
+            let running = slot.take().expect("no request is changing state");
+            *slot = taker.take_in(running);
+        }
+        self.queues.running.retain(Option::is_some);
+    }
+
+    /// End every request with `Failed`: the step in flight, if any, is lost and its plan must be dropped. The device
+    /// must not be running it any more.
+    pub fn fail_all(&mut self, message: &str, deliver: &mut Deliver<'_>) {
+        self.in_flight = None;
+        let mut fail = |counters: &mut Counters, id| {
+            counters.fail();
+            deliver(id, Event::Failed { message: message.to_owned() });
+        };
+        let memory = &mut self.memory;
+        for running in self.queues.running.drain(..).flatten() {
+            let id = running.parts().0.id;
+            match running {
+                Running::Prefilling(sequence) => sequence.discard(memory),
+                Running::Decoding(sequence) => sequence.discard(memory),
+                Running::Leaving(sequence) => {
+                    // Has heard its end already.
+                    sequence.discard(memory).close(memory);
+                    continue;
+                }
+            }
+            .close(memory);
+            fail(&mut self.counters, id);
+        }
+        while let Some(waiting) = self.queues.waiting.pop_front() {
+            let id = waiting.body().id;
+            self.cancel(waiting);
+            fail(&mut self.counters, id);
+        }
+    }
+
+    /// Drop every cached prefix; returns how many pages that freed.
+    pub fn flush_cache(&mut self) -> Result<u32, FlushError> {
+        if !self.is_idle() {
+            return Err(FlushError { requests: self.queues.running.len() + self.queues.waiting.len() });
+        }
+        Ok(self.memory.flush())
+    }
+
+    /// Most tokens of the following steps, from the caller's cost model. Decoding requests always run and one chunk on
+    /// the page grid is always allowed, so any value keeps everything moving. Default: `max_batch_tokens`.
+    pub fn set_step_tokens(&mut self, tokens: u32) {
+        self.scheduler.set_step_tokens(tokens);
+    }
+
+    /// True when no request runs or waits.
+    pub fn is_idle(&self) -> bool {
+        self.queues.running.is_empty() && self.queues.waiting.is_empty()
+    }
+
+    /// How long the request that waits longest has done so, in nanoseconds.
+    pub fn oldest_waiting_ns(&self, now_ns: u64) -> Option<u64> {
+        let submitted_ns = self.queues.waiting.iter().map(|waiting| waiting.body().submitted_ns).min()?;
+        Some(now_ns.saturating_sub(submitted_ns))
+    }
+
+    /// Gauges and counters.
+    pub fn metrics(&self) -> Metrics {
+        let (pages_used, pages_cached, pages_total) = self.memory.page_counts();
+        let counters = &self.counters;
+        let leaving = self.queues.iter_running().filter(|running| matches!(running, Running::Leaving(_))).count();
+        Metrics {
+            running: (self.queues.running.len() - leaving) as u64,
+            waiting: self.queues.waiting.len() as u64,
+            pages_used: u64::from(pages_used),
+            pages_cached: u64::from(pages_cached),
+            pages_total: u64::from(pages_total),
+            prompt_tokens: counters.prompt_tokens,
+            cached_tokens: counters.cached_tokens,
+            generation_tokens: counters.generation_tokens,
+            finished: counters.finished,
+            preemptions: self.scheduler.n_preemptions,
+            steps: counters.steps,
+            step_ns: counters.step_ns,
+        }
+    }
+
+    /// Static limits.
+    pub fn limits(&self) -> Limits {
+        Limits {
+            max_model_len: self.config.max_model_len,
+            vocab_size: self.config.tokenizer_vocab_size,
+            max_num_seqs: self.config.max_num_seqs,
+            prefix_granularity: self.config.block_tokens,
+        }
+    }
+
+    /// Check that every page, row and state slot is accounted for and every reference count is right; says what is
+    /// wrong. O(pool): for tests and for idle moments.
+    pub fn check_conservation(&self) -> Result<(), String> {
+        self.memory.check(self.queues.iter_running().map(|running| &running.parts().1.lease))
+    }
+}

@@ -1,0 +1,143 @@
+//! What a step's logits mean for each request: prompt reports, the next token, the end.
+
+use super::{Counters, Deliver, EngineConfig};
+use crate::{
+    cache::memory::Memory,
+    request::{Event, FinishReason, TokenLogprobs},
+    sampler::{RowContext, SampleError, Sampler},
+    scheduler::{
+        queue::Running,
+        sequence::{Body, Decoding, HoldsMemory, Sequence},
+    },
+};
+
+/// Everything needed while a step is taken in.
+pub(super) struct Taker<'a, 'd> {
+    pub config: &'a EngineConfig,
+    pub memory: &'a mut Memory,
+    pub sampler: &'a mut Sampler,
+    pub counters: &'a mut Counters,
+    pub logits: &'a [f32],
+    pub deliver: &'a mut Deliver<'d>,
+}
+
+fn row_of<'a>(logits: &'a [f32], config: &EngineConfig, at: u32) -> &'a [f32] {
+    let width = config.vocab_size as usize;
+    &logits[at as usize * width..][..width]
+}
+
+impl Taker<'_, '_> {
+    /// Take in one request; `None` once it has ended.
+    pub fn take_in(&mut self, running: Running) -> Option<Running> {
+        let mut sequence = match running {
+            Running::Leaving(sequence) => {
+                sequence.drop_memory(self.memory).close(self.memory);
+                return None;
+            }
+            _ if running.parts().1.planned == 0 => return Some(running),
+            Running::Decoding(mut sequence) => {
+                let (_, active) = sequence.parts_mut();
+                active.computed += std::mem::take(&mut active.planned);
+                return self.sample(sequence);
+            }
+            Running::Prefilling(sequence) => sequence,
+        };
+        if let Err(error) = self.report_prompt(&mut sequence) {
+            return self.fail(sequence, error);
+        }
+        let (body, active) = sequence.parts_mut();
+        active.computed += std::mem::take(&mut active.planned);
+        if active.computed < body.len() {
+            sequence.publish(self.memory);
+            return Some(Running::Prefilling(sequence));
+        }
+        if body.len() < body.max_len {
+            return self.sample(sequence.complete());
+        }
+        // Nothing is to be generated: the prompt was only scored.
+        self.start(body);
+        self.finish(sequence, FinishReason::Length)
+    }
+
+    /// Score the prompt tokens that follow this step's prompt rows.
+    fn report_prompt<S: HoldsMemory>(&mut self, sequence: &mut Sequence<S>) -> Result<(), SampleError> {
+        let (body, active) = sequence.parts_mut();
+        for at in 0..active.n_prompt_logit_rows {
+            let reports = body.prompt_logprobs.as_mut().expect("rows are planned only if asked for");
+            let id = body.tokens[reports.len() + 1];
+            let k = body.sampling.prompt_logprobs.expect("asked for");
+            let row = row_of(self.logits, self.config, active.first_logit_row + at);
+            reports.push(self.sampler.score(row, id, k)?);
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, body: &mut Body) {
+        if body.is_started {
+            return;
+        }
+        body.is_started = true;
+        let cached_tokens = body.cached_tokens.expect("it was admitted");
+        self.counters.prompt_tokens += u64::from(body.prompt_tokens);
+        self.counters.cached_tokens += u64::from(cached_tokens);
+        let prompt_logprobs: Option<Vec<TokenLogprobs>> = body.prompt_logprobs.take();
+        (self.deliver)(body.id, Event::Started { cached_tokens, prompt_logprobs });
+    }
+
+    /// Choose the next token of a request whose tokens are all computed.
+    fn sample(&mut self, mut sequence: Sequence<Decoding>) -> Option<Running> {
+        let config = self.config;
+        let (body, active) = sequence.parts_mut();
+        let context = RowContext {
+            params: &body.sampling,
+            history: &body.history,
+            tokens: &body.tokens,
+            n_generated: body.n_generated(),
+            eos_ids: if body.sampling.ignore_eos { &[] } else { &config.eos_ids },
+        };
+        let row = row_of(self.logits, config, active.first_logit_row + active.n_prompt_logit_rows);
+        let choice = match self.sampler.sample(row, &context) {
+            Ok(choice) => choice,
+            Err(error) => return self.fail(sequence, error),
+        };
+        let is_first = !body.is_started;
+        self.start(body);
+        body.tokens.push(choice.id);
+        body.history.push(choice.id);
+        self.counters.generation_tokens += 1;
+        (self.deliver)(body.id, Event::Token { id: choice.id, logprobs: choice.logprobs });
+        let is_eos = !body.sampling.ignore_eos && config.eos_ids.contains(&choice.id);
+        if is_eos || body.sampling.stop_token_ids.contains(&choice.id) {
+            return self.finish(sequence, FinishReason::Stop);
+        }
+        if body.len() == body.max_len {
+            return self.finish(sequence, FinishReason::Length);
+        }
+        if is_first {
+            // The prompt is whole only now; generated pages follow at the end.
+            sequence.publish(self.memory);
+        }
+        Some(Running::Decoding(sequence))
+    }
+
+    fn finish<S: HoldsMemory>(&mut self, sequence: Sequence<S>, reason: FinishReason) -> Option<Running> {
+        let (id, usage) = (sequence.body.id, sequence.body.usage());
+        sequence.finish(self.memory).close(self.memory);
+        self.counters.finish(reason);
+        (self.deliver)(id, Event::Finished { reason, usage });
+        None
+    }
+
+    /// A row that cannot be sampled ends its own request, and what it published is not trusted.
+    fn fail<S: HoldsMemory>(&mut self, sequence: Sequence<S>, error: SampleError) -> Option<Running> {
+        let id = sequence.body.id;
+        match error {
+            SampleError::NotFinite { .. } => sequence.discard(self.memory),
+            SampleError::NothingLeft => sequence.drop_memory(self.memory),
+        }
+        .close(self.memory);
+        self.counters.fail();
+        (self.deliver)(id, Event::Failed { message: error.to_string() });
+        None
+    }
+}

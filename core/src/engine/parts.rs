@@ -1,0 +1,96 @@
+//! The arrays of a step before they become bytes, filled from what the scheduler planned. Decoding rows come first.
+
+use tokenspeed_backend_api::abi::{ts_step_row, ts_step_token, ts_table_delta};
+
+use super::Plan;
+use crate::{
+    scheduler::queue::{Queues, Running},
+    step::{StepCapacity, StepContent},
+};
+
+/// Reusable arrays.
+pub(super) struct StepParts {
+    rows: Vec<ts_step_row>,
+    tokens: Vec<ts_step_token>,
+    logit_rows: Vec<u32>,
+}
+
+impl std::fmt::Debug for StepParts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "StepParts({} rows, {} tokens)", self.rows.len(), self.tokens.len())
+    }
+}
+
+impl StepParts {
+    pub fn new(capacity: StepCapacity) -> Self {
+        Self {
+            rows: Vec::with_capacity(capacity.rows as usize),
+            tokens: Vec::with_capacity(capacity.tokens as usize),
+            logit_rows: Vec::with_capacity(capacity.logit_rows as usize),
+        }
+    }
+
+    pub fn content<'a>(&'a self, sequence: u64, deltas: &'a [ts_table_delta]) -> StepContent<'a> {
+        StepContent { sequence, rows: &self.rows, tokens: &self.tokens, logit_rows: &self.logit_rows, deltas }
+    }
+
+    /// Collect all planned requests and give each its first row of logits; the plan lacks only its number.
+    pub fn collect(&mut self, queues: &mut Queues) -> Plan {
+        self.rows.clear();
+        self.tokens.clear();
+        self.logit_rows.clear();
+        let mut attention_pairs = 0;
+        let mut n_decode_tokens = 0;
+        for wants_decoding in [true, false] {
+            for running in queues.running.iter_mut().flatten() {
+                if matches!(running, Running::Decoding(_)) == wants_decoding && running.parts().1.planned > 0 {
+                    attention_pairs += self.add(running);
+                }
+            }
+            if wants_decoding {
+                n_decode_tokens = self.tokens.len() as u32;
+            }
+        }
+        Plan {
+            sequence: 0,
+            n_tokens: self.tokens.len() as u32,
+            n_rows: self.rows.len() as u32,
+            n_logit_rows: self.logit_rows.len() as u32,
+            n_decode_tokens,
+            attention_pairs,
+        }
+    }
+
+    /// Returns query length times context length.
+    fn add(&mut self, running: &mut Running) -> u64 {
+        let (body, active) = running.parts_mut();
+        let (row, query_start) = (self.rows.len() as u32, self.tokens.len() as u32);
+        let end = active.computed + active.planned;
+        let state = active.lease.state();
+        self.rows.push(ts_step_row {
+            table_row: active.lease.row(),
+            computed: active.computed,
+            query_start,
+            query_len: active.planned,
+            // Nothing computed: the state is zero, and scratch slot 0 is not read.
+            state_read: state.filter(|_| active.computed > 0).unwrap_or(0),
+            state_write: state.unwrap_or(0),
+            state_tokens: state.map_or(0, |_| active.computed),
+            reserved: 0,
+        });
+        for position in active.computed..end {
+            let id = body.tokens[position as usize].cast_signed();
+            self.tokens.push(ts_step_token { id, position, row, reserved: 0 });
+        }
+        active.first_logit_row = self.logit_rows.len() as u32;
+        if active.n_prompt_logit_rows > 0 {
+            let next = body.next_prompt_logits().expect("planned rows are wanted").max(active.computed);
+            let first = query_start + (next - active.computed);
+            self.logit_rows.extend(first..first + active.n_prompt_logit_rows);
+        }
+        if end == body.len() && body.len() < body.max_len {
+            self.logit_rows.push(query_start + active.planned - 1);
+        }
+        u64::from(active.planned) * u64::from(end)
+    }
+}

@@ -1,0 +1,11 @@
+//! The engine under a fake device that believes only the parameter block.
+//!
+//! * `fake`: a device whose cache rows hold fingerprints of the exact token history, read through the block tables.
+//! * `oracle`: the same request alone, from its tokens only, in a page of code.
+//! * `simulation`: random workloads and configurations; whatever happens, each request hears what the oracle says.
+//! * `cases`: named public faults.
+
+mod cases;
+mod fake;
+mod oracle;
+mod simulation;

@@ -1,0 +1,189 @@
+//! A device that is a page memory and a pure function.
+//!
+//! Each cache row holds the fingerprint of all tokens up to its position, made from the row before it *as found through
+//! the block table* and the token in the parameter block. Logits are a function of the fingerprint. A wrong page, a
+//! stale row, an overwritten shared page or a chunk off by one therefore changes the text, which the oracle notices.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{
+    engine::{ComponentClass, EngineConfig, EngineState, Plan},
+    request::{Event, RequestId},
+    step::{StepBuffer, StepReader},
+};
+
+/// Fingerprint of no tokens.
+pub const EMPTY: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// Fingerprint of a history and one more token.
+pub fn mix(fingerprint: u64, token: u32) -> u64 {
+    let mut x = fingerprint.rotate_left(7) ^ (u64::from(token) + 1).wrapping_mul(0xd6e8_feb8_6659_fd93);
+    x = (x ^ x >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
+    x ^ x >> 29
+}
+
+/// The model: logits after a history. Padding columns are the largest of all.
+pub fn logits(fingerprint: u64, config: &EngineConfig, row: &mut Vec<f32>) {
+    for id in 0..config.vocab_size {
+        let noise = (mix(fingerprint, id) >> 40) as f32 / (1 << 24) as f32;
+        row.push(if id < config.tokenizer_vocab_size { noise * 8.0 - 3.0 } else { 1e9 });
+    }
+}
+
+/// The device.
+#[derive(Debug)]
+pub struct FakeDevice {
+    config: EngineConfig,
+    /// `[component][table row][index]`.
+    tables: Vec<Vec<Vec<u32>>>,
+    /// `[component][block][slot]`.
+    pages: Vec<Vec<Vec<u64>>>,
+    /// `[slot]`: tokens and fingerprint.
+    states: Vec<(u32, u64)>,
+}
+
+impl FakeDevice {
+    pub fn new(config: &EngineConfig) -> Self {
+        let n_slots = config.block_tokens as usize;
+        Self {
+            tables: vec![
+                vec![vec![u32::MAX; config.blocks_per_row as usize]; config.table_rows as usize];
+                config.components.len()
+            ],
+            pages: config.components.iter().map(|c| vec![vec![0; n_slots]; c.n_blocks as usize]).collect(),
+            states: vec![(u32::MAX, 0); 1000],
+            config: config.clone(),
+        }
+    }
+
+    /// Run a parameter block; returns the logits.
+    pub fn run(&mut self, step: &StepBuffer) -> Vec<f32> {
+        let step = StepReader::read(step.bytes()).unwrap();
+        let mut changed = BTreeSet::new();
+        for delta in &step.deltas {
+            assert_ne!(delta.block, 0, "block 0 is scratch");
+            let entry = (delta.component, delta.table_row, delta.index);
+            assert!(changed.insert(entry), "a step changes an entry at most once, so order does not matter");
+            self.tables[delta.component as usize][delta.table_row as usize][delta.index as usize] = delta.block;
+        }
+        let mut last = vec![0; step.tokens.len()];
+        let mut next_token = 0;
+        let mut writers = BTreeMap::new();
+        for (row_at, row) in step.rows.iter().enumerate() {
+            assert_eq!(row.query_start, next_token, "rows cover the tokens in order");
+            next_token += row.query_len;
+            let mut state = EMPTY;
+            for token_at in row.query_start..next_token {
+                let token = step.tokens[token_at as usize];
+                assert_eq!((token.row as usize, token.position), (row_at, row.computed + token_at - row.query_start));
+                for component in self.config.components_of(ComponentClass::Paged).collect::<Vec<_>>() {
+                    let before =
+                        token.position.checked_sub(1).map_or(EMPTY, |p| *self.slot(component, row.table_row, p));
+                    let fingerprint = mix(before, token.id.cast_unsigned());
+                    *self.slot(component, row.table_row, token.position) = fingerprint;
+                    let index = (token.position / self.config.block_tokens) as usize;
+                    let block = self.tables[component][row.table_row as usize][index];
+                    let writer = *writers.entry((component, block)).or_insert(row_at);
+                    assert_eq!(writer, row_at, "two requests write block {block}");
+                    last[token_at as usize] = fingerprint;
+                }
+                state = last[token_at as usize];
+            }
+            if self.config.components_of(ComponentClass::State).next().is_some() {
+                assert!(row.state_write != 0 && row.state_tokens == row.computed);
+                if row.computed > 0 {
+                    let (tokens, fingerprint) = self.states[row.state_read as usize];
+                    assert_eq!(tokens, row.computed, "the state encodes another number of tokens");
+                    let component = self.config.components_of(ComponentClass::Paged).next().unwrap();
+                    assert_eq!(fingerprint, *self.slot(component, row.table_row, row.computed - 1));
+                }
+                self.states[row.state_write as usize] = (row.computed + row.query_len, state);
+            }
+        }
+        assert_eq!(next_token as usize, step.tokens.len());
+        let mut rows = Vec::new();
+        for &at in &step.logit_rows {
+            logits(last[at as usize], &self.config, &mut rows);
+        }
+        rows
+    }
+
+    fn slot(&mut self, component: usize, table_row: u32, position: u32) -> &mut u64 {
+        let (index, slot) = (position / self.config.block_tokens, position % self.config.block_tokens);
+        let block = self.tables[component][table_row as usize][index as usize];
+        &mut self.pages[component][block as usize][slot as usize]
+    }
+}
+
+/// What one request heard.
+pub type Heard = BTreeMap<RequestId, Vec<Event>>;
+
+/// Engine, device and ears.
+#[derive(Debug)]
+pub struct Rig {
+    pub engine: EngineState,
+    pub device: FakeDevice,
+    pub step: StepBuffer,
+    pub heard: Heard,
+    pub now_ns: u64,
+}
+
+impl Rig {
+    pub fn new(config: EngineConfig) -> Self {
+        let device = FakeDevice::new(&config);
+        let engine = EngineState::new(config).unwrap();
+        Self { step: engine.new_step_buffer(), device, engine, heard: Heard::new(), now_ns: 0 }
+    }
+
+    pub fn submit(&mut self, request: crate::request::Request) -> RequestId {
+        self.engine.submit(request, self.now_ns).unwrap()
+    }
+
+    pub fn plan(&mut self) -> Option<Plan> {
+        self.now_ns += 1000;
+        self.engine.plan(self.now_ns, &mut self.step)
+    }
+
+    pub fn abort(&mut self, id: RequestId) -> bool {
+        let heard = &mut self.heard;
+        self.engine.abort(id, &mut |id, event| heard.entry(id).or_default().push(event))
+    }
+
+    /// Run the planned step.
+    pub fn finish_step(&mut self, plan: Plan) {
+        let logits = self.device.run(&self.step);
+        self.finish_step_with(plan, &logits);
+    }
+
+    pub fn finish_step_with(&mut self, plan: Plan, logits: &[f32]) {
+        self.now_ns += 1000;
+        let heard = &mut self.heard;
+        self.engine.advance(self.now_ns, plan, logits, &mut |id, event| heard.entry(id).or_default().push(event));
+    }
+
+    /// Plan and run one step; false when idle.
+    pub fn turn(&mut self) -> bool {
+        let plan = self.plan();
+        plan.map(|plan| self.finish_step(plan)).is_some()
+    }
+
+    pub fn run_to_idle(&mut self, max_steps: usize) {
+        for _ in 0..max_steps {
+            if !self.turn() {
+                return;
+            }
+        }
+        panic!("not idle after {max_steps} steps: {:?}", self.engine.metrics());
+    }
+
+    /// Generated ids so far.
+    pub fn ids(&self, id: RequestId) -> Vec<u32> {
+        let token = |event: &Event| if let Event::Token { id, .. } = event { Some(*id) } else { None };
+        self.heard.get(&id).into_iter().flatten().filter_map(token).collect()
+    }
+
+    /// The last event, which ends the request.
+    pub fn end(&self, id: RequestId) -> &Event {
+        self.heard[&id].last().unwrap()
+    }
+}

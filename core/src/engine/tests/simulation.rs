@@ -1,0 +1,205 @@
+//! Random workloads on random configurations, several hundred seeds.
+//!
+//! Checked at every step: the fake device's own assertions, conservation of pages, rows, slots and reference counts.
+//! Checked per request: it hears exactly what the oracle says it hears alone (a prefix of that, then the end, if it was
+//! aborted or failed by `fail_all`), whatever was batched, chunked, preempted, cached or aborted around it.
+//! Checked at the end: it came within a bound of steps, nothing is held, and after a flush every page is free.
+//!
+//! A failing seed is in the panic message; replay it with `run(seed)`.
+
+use super::{fake::Rig, oracle};
+use crate::{
+    engine::{ComponentClass, ComponentConfig, EngineConfig},
+    request::{Event, FinishReason, Request, RequestId, SamplingParams},
+};
+use std::collections::BTreeMap;
+
+/// splitmix64.
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.0;
+        x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ x >> 31
+    }
+    fn below(&mut self, n: u32) -> u32 {
+        (self.next() % u64::from(n)) as u32
+    }
+    fn between(&mut self, low: u32, high: u32) -> u32 {
+        low + self.below(high - low + 1)
+    }
+    fn one_in(&mut self, n: u32) -> bool {
+        self.below(n) == 0
+    }
+    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len() as u32) as usize]
+    }
+}
+
+const TOKENIZER_IDS: u32 = 21;
+
+fn random_config(rng: &mut Rng) -> EngineConfig {
+    let block_tokens = rng.pick(&[1, 2, 3, 4, 8, 16]);
+    let max_model_len = rng.between(8, 80);
+    let pages = max_model_len.div_ceil(block_tokens);
+    // From barely enough for one request to plenty.
+    let n_blocks = 1 + pages + rng.pick(&[0, 1, pages / 2, pages, pages * 6]);
+    let mut config = EngineConfig::paged(max_model_len, block_tokens, n_blocks, TOKENIZER_IDS + 3);
+    config.max_num_seqs = rng.between(1, 8);
+    config.table_rows = config.max_num_seqs + rng.below(2);
+    config.chunked_prefill_size = rng.between(1, 40);
+    let least = config.max_num_seqs + config.chunk_grid();
+    config.max_batch_tokens = least + rng.below(60);
+    config.max_logit_rows = least + rng.below(10);
+    config.tokenizer_vocab_size = TOKENIZER_IDS;
+    config.eos_ids = vec![0, 20];
+    config.prefix_cache = !rng.one_in(4);
+    config.secret = [rng.next(), rng.next()];
+    if rng.one_in(3) {
+        let class = ComponentClass::Paged;
+        config.components.push(ComponentConfig { name: "draft".into(), class, n_blocks: n_blocks + rng.below(3) });
+    }
+    if rng.one_in(4) {
+        let (class, n_blocks) = (ComponentClass::State, 1 + rng.between(1, config.max_num_seqs + 1));
+        config.components.insert(0, ComponentConfig { name: "kda".into(), class, n_blocks });
+    }
+    config
+}
+
+fn random_request(rng: &mut Rng, config: &EngineConfig, bases: &[Vec<u32>]) -> Request {
+    // A prefix of a shared text, then something of its own: hits, forks and exact repeats.
+    let max_prompt = config.max_model_len - 1;
+    let base = &bases[rng.below(bases.len() as u32) as usize];
+    let shared = rng.below(base.len() as u32 + 1).min(max_prompt) as usize;
+    let mut prompt = base[..shared].to_vec();
+    for _ in 0..rng.pick(&[0, 0, 1, 3, 9]) {
+        prompt.push(rng.below(TOKENIZER_IDS));
+    }
+    prompt.truncate(max_prompt as usize);
+    if prompt.is_empty() {
+        prompt.push(1);
+    }
+    let max_tokens = rng.pick(&[0, 1, 2, 5, 12, 40, u32::MAX]);
+    let sampling = SamplingParams {
+        temperature: rng.pick(&[0.0, 0.0, 0.7, 1.5]),
+        top_k: rng.pick(&[0, 0, 5]),
+        top_p: rng.pick(&[1.0, 0.8]),
+        repetition_penalty: rng.pick(&[1.0, 1.0, 1.3]),
+        frequency_penalty: rng.pick(&[0.0, 0.0, 0.5]),
+        seed: rng.next(),
+        min_tokens: rng.pick(&[0, 0, 4]).min(max_tokens),
+        max_tokens,
+        stop_token_ids: if rng.one_in(3) { vec![rng.below(TOKENIZER_IDS)] } else { vec![] },
+        ignore_eos: rng.one_in(2),
+        logprobs: rng.pick(&[None, None, Some(0), Some(3)]),
+        prompt_logprobs: rng.pick(&[None, None, None, Some(2)]),
+        ..SamplingParams::default()
+    };
+    Request {
+        prompt,
+        sampling,
+        priority: rng.pick(&[0, 0, 0, -1, 3]),
+        cache_salt: rng.pick(&[None, None, Some(""), Some("a")]).map(str::to_owned),
+    }
+}
+
+/// Returns (preemptions, tokens from the cache, aborts).
+fn run(seed: u64) -> (u64, u64, u64) {
+    let rng = &mut Rng(seed);
+    let config = random_config(rng);
+    let bases: Vec<Vec<u32>> =
+        (0..3).map(|_| (0..rng.between(1, config.max_model_len)).map(|_| rng.below(TOKENIZER_IDS)).collect()).collect();
+    let mut rig = Rig::new(config.clone());
+    let mut asked: BTreeMap<RequestId, Request> = BTreeMap::new();
+    let n_requests = rng.between(1, 24);
+    let abort_rate = rng.pick(&[0, 0, 40, 8]);
+    let fails_at = rng.one_in(10).then(|| rng.below(40));
+    let mut work = 100;
+    let mut steps = 0;
+    while asked.len() < n_requests as usize || !rig.engine.is_idle() {
+        while asked.len() < n_requests as usize && rng.one_in(3) {
+            let request = random_request(rng, &config, &bases);
+            work += config.max_model_len;
+            asked.insert(rig.submit(request.clone()), request);
+        }
+        if rng.one_in(20) {
+            rig.engine.set_step_tokens(rng.below(100));
+        }
+        let abort_some = |rng: &mut Rng, rig: &mut Rig| {
+            if abort_rate > 0 && rng.one_in(abort_rate) && !asked.is_empty() {
+                // Known or not, running or over: all are fine.
+                rig.abort(RequestId(1 + u64::from(rng.below(asked.len() as u32 + 2))));
+                rig.engine.check_conservation().unwrap();
+            }
+        };
+        abort_some(rng, &mut rig);
+        if let Some(plan) = rig.plan() {
+            steps += 1;
+            abort_some(rng, &mut rig);
+            rig.engine.check_conservation().unwrap();
+            if fails_at == Some(steps) {
+                let heard = &mut rig.heard;
+                rig.engine.fail_all("device lost", &mut |id, event| heard.entry(id).or_default().push(event));
+                assert!(rig.engine.is_idle());
+            } else {
+                rig.finish_step(plan);
+            }
+            rig.engine.check_conservation().unwrap();
+            // The first in order goes on in every step, so all end within the steps they need one after the other.
+            assert!(steps <= work, "no end after {steps} steps");
+        }
+    }
+    let metrics = rig.engine.metrics();
+    assert_eq!((metrics.running, metrics.waiting, metrics.pages_used), (0, 0, metrics.pages_cached));
+    assert_eq!(metrics.finished.iter().sum::<u64>(), u64::from(n_requests));
+    let mut longest = 0;
+    for (id, request) in &asked {
+        let (events, cached) = oracle::without_cached_tokens(&rig.heard[id]);
+        let expected = oracle::alone(request, &config);
+        let was_cut_short = match events.last().unwrap() {
+            Event::Finished { reason, .. } => *reason == FinishReason::Abort,
+            Event::Failed { message } => message == "device lost",
+            _ => panic!("{id:?} never ended"),
+        };
+        if was_cut_short {
+            let heard = &events[..events.len() - 1];
+            assert!(expected.starts_with(heard), "{id:?} heard {heard:?} before its early end, not {expected:?}");
+        } else {
+            assert_eq!(events, expected, "{id:?} heard something else than alone");
+        }
+        assert!(cached < request.prompt.len() as u32 && cached % config.block_tokens == 0, "{cached} cached tokens");
+        let cannot_hit = !config.prefix_cache
+            || request.sampling.prompt_logprobs.is_some() && request.prompt.len() > 1
+            || config.components.iter().any(|c| c.class == ComponentClass::State);
+        assert!(cached == 0 || !cannot_hit);
+        // A hit is something another request of the same salt really computed: its prompt and output but the last id.
+        let shares = |(other, theirs): (&RequestId, &Request)| {
+            let text = [&theirs.prompt[..], &rig.ids(*other)].concat();
+            let computed = text.len() - usize::from(text.len() > theirs.prompt.len());
+            let n = cached as usize;
+            other != id && theirs.cache_salt == request.cache_salt && n <= computed && text[..n] == request.prompt[..n]
+        };
+        assert!(cached == 0 || asked.iter().any(shares), "{id:?} hit {cached} tokens nobody computed");
+        longest = longest.max(cached);
+    }
+    rig.engine.flush_cache().unwrap();
+    assert_eq!(rig.engine.metrics().pages_used, 0, "every page is free after a flush");
+    assert_eq!(rig.engine.memory.index.n_namespaces(), 0, "no salt is remembered");
+    rig.engine.check_conservation().unwrap();
+    (metrics.preemptions, metrics.cached_tokens, metrics.finished[2])
+}
+
+#[test]
+fn every_request_hears_what_it_hears_alone() {
+    let mut totals = (0, 0, 0);
+    for seed in 0..600 {
+        let result = std::panic::catch_unwind(|| run(seed));
+        let (preemptions, cached, aborts) = result.unwrap_or_else(|_| panic!("seed {seed} failed"));
+        totals = (totals.0 + preemptions, totals.1 + cached, totals.2 + aborts);
+    }
+    // The workload really has what it is meant to check.
+    assert!(totals.0 > 500 && totals.1 > 5000 && totals.2 > 300, "{totals:?}");
+}

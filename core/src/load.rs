@@ -1,0 +1,209 @@
+//! Carry out a lowering: allocate arenas, bring in weights, prepare the program.
+//!
+//! Weights stay where they are whenever the backend can import host memory: a mapped checkpoint is then neither copied
+//! nor read before it is used. Otherwise they are copied once into a weights arena. A packed form is made from the
+//! stored bytes, into an arena of its own.
+
+use std::{borrow::Cow, sync::Arc};
+
+use tokenspeed_backend_api::{
+    abi::{TS_BIND_ACTIVATIONS, TS_BIND_CACHE, TS_BIND_OUTPUT, TS_BIND_STEP, TS_BIND_TABLES, TS_BIND_WEIGHTS},
+    backend::{Arena, ArenaKind, BackendError, Bindings, Bucket, Device},
+    exec::{Executable, Via},
+    graph::{Graph, WeightBytes, WeightSource},
+    record::OpRecord,
+};
+
+use crate::{
+    driver::StepRunner,
+    lower::{Capacity, Lowered},
+    memory::weight_bytes,
+};
+
+/// Why a model was not loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The backend refused or failed.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    /// The checkpoint could not supply a weight.
+    #[error("weight `{name}`: {reason}")]
+    Weight {
+        /// Name in the graph.
+        name: String,
+        /// The reader's words.
+        reason: String,
+    },
+}
+
+/// Told while loading: bytes done and in total.
+pub type Progress<'a> = dyn FnMut(u64, u64) + 'a;
+
+/// Where each weight use ended up: binding slot and offset.
+type Places = Vec<(u32, u64)>;
+
+/// What to load, decided beforehand.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan<'a> {
+    /// The model.
+    pub graph: &'a Graph,
+    /// Its program.
+    pub lowered: &'a Lowered,
+    /// What it was lowered for.
+    pub capacity: Capacity,
+    /// The largest parameter block.
+    pub step_bytes: u64,
+    /// Programs or walker; `None` = programs where the backend has them.
+    pub via: Option<Via>,
+}
+
+/// Load `plan` on `device`.
+pub fn load(
+    device: Device,
+    plan: &Plan<'_>,
+    source: Arc<dyn WeightSource>,
+    progress: &mut Progress<'_>,
+) -> Result<DeviceProgram, LoadError> {
+    let Plan { graph, lowered, capacity, step_bytes, via } = *plan;
+    let mut bindings = Bindings::new();
+    let alloc = |bindings: &mut Bindings, slot, kind, bytes: u64| -> Result<Arena, BackendError> {
+        let arena = device.arena_alloc(kind, bytes.max(1))?;
+        bindings.bind_all(slot, &arena);
+        Ok(arena)
+    };
+    alloc(&mut bindings, TS_BIND_STEP, ArenaKind::Step, step_bytes)?;
+    let tables = alloc(&mut bindings, TS_BIND_TABLES, ArenaKind::Tables, lowered.table_bytes)?;
+    alloc(&mut bindings, TS_BIND_CACHE, ArenaKind::Cache, lowered.cache_bytes)?;
+    alloc(&mut bindings, TS_BIND_ACTIVATIONS, ArenaKind::Activations, lowered.activation_bytes)?;
+    alloc(&mut bindings, TS_BIND_OUTPUT, ArenaKind::Output, lowered.output_bytes)?;
+    // Tables start at the scratch block: entries never written must still name memory that exists.
+    device.write(&tables, 0, &vec![0; lowered.table_bytes as usize])?;
+    let places = load_weights(&device, graph, lowered, &source, &mut bindings, progress)?;
+    let ops = records(lowered, &places);
+    let bucket = Bucket { max_tokens: capacity.tokens, max_rows: capacity.rows, max_logit_rows: capacity.logit_rows };
+    let executable = Executable::new(device, ops, bindings, bucket, via)?;
+    Ok(DeviceProgram { executable, vocab: lowered.vocab as usize })
+}
+
+fn load_weights(
+    device: &Device,
+    graph: &Graph,
+    lowered: &Lowered,
+    source: &Arc<dyn WeightSource>,
+    bindings: &mut Bindings,
+    progress: &mut Progress<'_>,
+) -> Result<Places, LoadError> {
+    let regions = if device.can_import() { source.regions().len() } else { 0 };
+    for region in 0..regions {
+        let arena = device.arena_import(ArenaKind::Weights, Arc::clone(source), |s| s.regions()[region])?;
+        bindings.bind_all(TS_BIND_WEIGHTS + region as u32, &arena);
+    }
+    let (copied_slot, packed_slot) = (TS_BIND_WEIGHTS + regions as u32, TS_BIND_WEIGHTS + regions as u32 + 1);
+    let alignment = device.alignment();
+    let mut copied: Vec<(u64, usize)> = Vec::new();
+    let (mut copied_bytes, mut packed_bytes) = (0u64, 0u64);
+    let mut places = Places::new();
+    let weight = |index: usize| {
+        let spec = &graph.weights[index];
+        source.weight(spec).map_err(|reason| LoadError::Weight { name: spec.name.clone(), reason })
+    };
+    for (index, wanted) in lowered.weight_uses.iter().enumerate() {
+        let dtype = graph.weights[wanted.weight].dtype;
+        // Shared memory needs no more than the format's own alignment.
+        let needed = if device.host_mapped() {
+            if dtype.block_len() == 1 { dtype.block_bytes() as u64 } else { 2 }
+        } else {
+            alignment
+        };
+        places.push(match (wanted.pack, weight(wanted.weight)?) {
+            (Some(pack), _) => {
+                let at = packed_bytes;
+                packed_bytes = (at + pack.bytes).next_multiple_of(alignment);
+                (packed_slot, at)
+            }
+            (None, WeightBytes::Mapped { region, offset, .. }) if regions > 0 && offset.is_multiple_of(needed) => {
+                (TS_BIND_WEIGHTS + region as u32, offset)
+            }
+            (None, _) => {
+                let at = copied_bytes;
+                copied_bytes = (at + weight_bytes(&graph.weights[wanted.weight])).next_multiple_of(alignment);
+                copied.push((at, index));
+                (copied_slot, at)
+            }
+        });
+    }
+    let total: u64 = copied_bytes + packed_bytes;
+    let mut done = 0;
+    progress(done, total);
+    let arena = |slot, bytes: u64, bindings: &mut Bindings| -> Result<Arena, BackendError> {
+        let arena = device.arena_alloc(ArenaKind::Weights, bytes.max(1))?;
+        bindings.bind_all(slot, &arena);
+        Ok(arena)
+    };
+    let copies = arena(copied_slot, copied_bytes, bindings)?;
+    for (at, index) in copied {
+        let bytes = weight(lowered.weight_uses[index].weight)?;
+        let bytes = contents(source, &bytes);
+        device.write(&copies, at, &bytes)?;
+        done += bytes.len() as u64;
+        progress(done, total);
+    }
+    let packs = arena(packed_slot, packed_bytes, bindings)?;
+    for (index, wanted) in lowered.weight_uses.iter().enumerate() {
+        let Some(pack) = wanted.pack else { continue };
+        let op = record(lowered, wanted.first_op, &places);
+        let bytes = weight(wanted.weight)?;
+        device.op_pack(&op, pack.operand, &contents(source, &bytes), &packs, places[index].1, pack.bytes)?;
+        done += pack.bytes;
+        progress(done, total);
+    }
+    Ok(places)
+}
+
+fn contents<'a>(source: &'a Arc<dyn WeightSource>, bytes: &'a WeightBytes<'a>) -> Cow<'a, [u8]> {
+    match bytes {
+        WeightBytes::Mapped { region, offset, bytes } => {
+            Cow::Borrowed(&source.regions()[*region][*offset as usize..][..*bytes as usize])
+        }
+        WeightBytes::Owned(bytes) => Cow::Borrowed(bytes),
+    }
+}
+
+fn records(lowered: &Lowered, places: &Places) -> Vec<OpRecord> {
+    (0..lowered.ops.len()).map(|index| record(lowered, index, places)).collect()
+}
+
+fn record(lowered: &Lowered, index: usize, places: &Places) -> OpRecord {
+    let op = &lowered.ops[index];
+    let mut operands: Vec<_> = op.desc.operands.iter().map(|t| t.to_abi()).collect();
+    for (operand, slot) in &op.weights {
+        (operands[*operand].binding, operands[*operand].offset) = places[*slot];
+    }
+    let mut record = OpRecord::new(op.desc.kind, operands, op.desc.attrs, op.label.clone());
+    (record.workspace_offset, record.workspace_bytes) = op.workspace;
+    record
+}
+
+/// A loaded model on one device.
+#[derive(Debug)]
+pub struct DeviceProgram {
+    executable: Executable,
+    vocab: usize,
+}
+
+impl DeviceProgram {
+    /// Programs or walker.
+    pub fn via(&self) -> Via {
+        self.executable.via()
+    }
+}
+
+impl StepRunner for DeviceProgram {
+    fn run(&mut self, step: &[u8], n_logit_rows: u32) -> Result<&[f32], String> {
+        self.executable.run(step, n_logit_rows as usize * self.vocab).map_err(|e| e.to_string())
+    }
+
+    fn status(&self) -> Result<(), String> {
+        self.executable.device().status().map_err(|e| e.to_string())
+    }
+}

@@ -1,0 +1,129 @@
+//! How a memory budget is spent: weights and activations first, the rest is pages.
+//!
+//! The plan is made before anything is allocated and printed as it is; when it does not fit, the error says what each
+//! part takes and which options make it smaller.
+
+use tokenspeed_backend_api::{
+    catalogue::OpDesc,
+    graph::{Graph, WeightSpec},
+    support::Support,
+};
+
+use crate::lower::{Capacity, LowerError, Lowered, block_bytes, lower};
+
+/// What the caller decided; the plan adds the number of pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryRequest {
+    /// Bytes the engine may use on the device, mapped weights included.
+    pub budget_bytes: u64,
+    /// Pages wanted at most, e.g. every running request at full length; more would never be used.
+    pub blocks_max: u32,
+    /// Pages needed at least: one request at full length, and the scratch page.
+    pub blocks_min: u32,
+}
+
+/// Bytes by part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryPlan {
+    /// Weights in their stored form.
+    pub weight_bytes: u64,
+    /// Weights in forms the backend packs at load, beside or instead of the stored form.
+    pub packed_bytes: u64,
+    /// Values and scratch of one step.
+    pub activation_bytes: u64,
+    /// Logits.
+    pub output_bytes: u64,
+    /// Block tables.
+    pub table_bytes: u64,
+    /// All cache components.
+    pub cache_bytes: u64,
+    /// Bytes of one page over all components.
+    pub page_bytes: u64,
+    /// Pages, the scratch page included.
+    pub blocks: u32,
+}
+
+impl MemoryPlan {
+    /// Everything.
+    pub fn total_bytes(&self) -> u64 {
+        self.weight_bytes
+            + self.packed_bytes
+            + self.activation_bytes
+            + self.output_bytes
+            + self.table_bytes
+            + self.cache_bytes
+    }
+}
+
+/// Why no plan was made.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum MemoryError {
+    /// The backend cannot run the model.
+    #[error(transparent)]
+    Lower(#[from] LowerError),
+    /// Not even one request of full length fits.
+    #[error(
+        "the model needs {needed_bytes} bytes (weights {weight_bytes}, one step {step_bytes}, cache for one request of full length \
+         {cache_bytes}) and the budget is {budget_bytes}: raise --memory, or lower --max-model-len or --chunked-prefill-size"
+    )]
+    TooSmall {
+        /// The least that works.
+        needed_bytes: u64,
+        /// Stored and packed weights.
+        weight_bytes: u64,
+        /// Activations, logits and tables.
+        step_bytes: u64,
+        /// The smallest cache.
+        cache_bytes: u64,
+        /// As given.
+        budget_bytes: u64,
+    },
+}
+
+/// Decide how many pages fit, and lower the graph for that many.
+pub fn plan_memory(
+    graph: &Graph,
+    mut capacity: Capacity,
+    alignment: u64,
+    request: MemoryRequest,
+    support: &mut dyn FnMut(&OpDesc, &str) -> Support,
+) -> Result<(Lowered, MemoryPlan), MemoryError> {
+    capacity.blocks = request.blocks_min;
+    let smallest = lower(graph, capacity, alignment, support)?;
+    let page_bytes: u64 = graph.components.iter().map(|c| block_bytes(&c.kind, capacity.block_tokens)).sum();
+    let mut plan = parts(graph, &smallest);
+    if plan.total_bytes() > request.budget_bytes {
+        return Err(MemoryError::TooSmall {
+            needed_bytes: plan.total_bytes(),
+            weight_bytes: plan.weight_bytes + plan.packed_bytes,
+            step_bytes: plan.activation_bytes + plan.output_bytes + plan.table_bytes,
+            cache_bytes: plan.cache_bytes,
+            budget_bytes: request.budget_bytes,
+        });
+    }
+    let spare = (request.budget_bytes - plan.total_bytes()) / page_bytes.max(1);
+    let blocks = u64::from(request.blocks_min).saturating_add(spare).min(request.blocks_max.into());
+    capacity.blocks = (blocks as u32).max(request.blocks_min);
+    let lowered = lower(graph, capacity, alignment, support)?;
+    plan = MemoryPlan { page_bytes, blocks: capacity.blocks, ..parts(graph, &lowered) };
+    Ok((lowered, plan))
+}
+
+fn parts(graph: &Graph, lowered: &Lowered) -> MemoryPlan {
+    let canonical = lowered.weight_uses.iter().filter(|u| u.pack.is_none());
+    MemoryPlan {
+        weight_bytes: canonical.map(|u| weight_bytes(&graph.weights[u.weight])).sum(),
+        packed_bytes: lowered.weight_uses.iter().filter_map(|u| u.pack).map(|p| p.bytes).sum(),
+        activation_bytes: lowered.activation_bytes,
+        output_bytes: lowered.output_bytes,
+        table_bytes: lowered.table_bytes,
+        cache_bytes: lowered.cache_bytes,
+        page_bytes: 0,
+        blocks: 0,
+    }
+}
+
+/// Bytes of a weight in its stored form.
+pub fn weight_bytes(spec: &WeightSpec) -> u64 {
+    spec.dtype.bytes(spec.dims.iter().product()).expect("the reader checked whole blocks")
+}

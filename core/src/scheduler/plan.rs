@@ -1,0 +1,273 @@
+//! Choosing a step: tokens for running requests first, then admissions, within the token, row and page budgets.
+//!
+//! * Every decoding request gets its token; what the step's budget leaves goes to prefill chunks, at least one chunk on
+//!   the page grid, so neither kind starves the other.
+//! * Pages run out: the request last in order of service loses its memory, but never to one behind it; a request that
+//!   is last itself just waits a step. The first in order can always go on, hence so does everything, in the end.
+//! * No thrash: a preempted request comes back first, and only when all its tokens, and a page for every request that
+//!   runs, fit. A new one needs room for its next chunk (and its first generated token), with the same margin.
+//! * Admission is strictly in order: a request that does not fit is not overtaken.
+
+use tokenspeed_backend_api::abi::ts_table_delta;
+
+use super::{
+    queue::{Queues, Running, Waiting},
+    sequence::{Active, Body},
+};
+use crate::{
+    cache::{index::NodeId, lease::Lease, memory::Memory},
+    request::RequestId,
+};
+
+/// Fixed limits of a step.
+#[derive(Clone, Debug)]
+pub struct StepLimits {
+    /// Requests running at once.
+    pub max_num_seqs: u32,
+    /// Tokens of one step, never exceeded.
+    pub max_batch_tokens: u32,
+    /// Rows of logits of one step.
+    pub max_logit_rows: u32,
+    /// Block-table changes of one step.
+    pub max_deltas: u32,
+    /// Most prompt tokens of one request in one step.
+    pub chunk_cap: u32,
+    /// Chunks that do not complete a prompt end on multiples of this.
+    pub chunk_grid: u32,
+    /// Tokens of one request.
+    pub max_model_len: u32,
+    /// Numbers of the paged components.
+    pub paged_components: Vec<u32>,
+}
+
+/// Chooses steps; remembers only why the head of the queue could not be admitted.
+pub struct Scheduler {
+    limits: StepLimits,
+    /// Wanted tokens per step, from the caller's cost model.
+    step_tokens: u32,
+    /// The waiting request that did not fit, and the release count then: no use trying before it changed.
+    blocked: Option<(RequestId, u64)>,
+    path: Vec<NodeId>,
+    /// Block-table changes of the step being planned.
+    pub deltas: Vec<ts_table_delta>,
+    /// Requests that lost their memory, since start.
+    pub n_preemptions: u64,
+}
+
+impl std::fmt::Debug for Scheduler {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Scheduler({} tokens a step, blocked {:?})", self.step_tokens, self.blocked)
+    }
+}
+
+/// What is left of a step for prefill.
+struct Budget {
+    tokens: u32,
+    /// Rows of prompt logits beyond the one row each request may need anyway.
+    prompt_logit_rows: u32,
+}
+
+impl Scheduler {
+    /// With nothing planned.
+    pub fn new(limits: StepLimits, blocks_per_row: u32) -> Self {
+        Self {
+            step_tokens: limits.max_batch_tokens,
+            blocked: None,
+            path: Vec::with_capacity(blocks_per_row as usize),
+            deltas: Vec::with_capacity(limits.max_deltas as usize),
+            n_preemptions: 0,
+            limits,
+        }
+    }
+
+    /// Tokens wanted per step from now on.
+    pub fn set_step_tokens(&mut self, tokens: u32) {
+        self.step_tokens = tokens;
+    }
+
+    /// Plan a step: sets `planned` of the requests that take part, and `deltas`.
+    pub fn plan(&mut self, queues: &mut Queues, memory: &mut Memory) {
+        self.deltas.clear();
+        let n_decode = queues.iter_running().filter(|r| matches!(r, Running::Decoding(_))).count() as u32;
+        let limits = &self.limits;
+        let mut budget = Budget {
+            tokens: self
+                .step_tokens
+                .saturating_sub(n_decode)
+                .max(limits.chunk_grid)
+                .min(limits.max_batch_tokens - n_decode),
+            prompt_logit_rows: limits.max_logit_rows - limits.max_num_seqs,
+        };
+        let mut at = 0;
+        // Preemption shortens the list behind `at`.
+        while at < queues.running.len() {
+            self.plan_running(at, queues, memory, &mut budget);
+            at += 1;
+        }
+        self.admit(queues, memory, &mut budget);
+    }
+
+    fn plan_running(&mut self, at: usize, queues: &mut Queues, memory: &mut Memory, budget: &mut Budget) {
+        // Moved out while others may be preempted; put back below.
+        let mut running = queues.running[at].take().expect("no request is changing state");
+        loop {
+            let is_decoding = matches!(running, Running::Decoding(_));
+            let (body, active) = running.parts_mut();
+            assert_eq!(active.planned, 0, "the step before this one has been taken in");
+            while let Some(index) = active.lease.next_renumbered() {
+                self.announce(active, index);
+            }
+            let wanted = body.len();
+            let n_tokens = if is_decoding {
+                wanted - active.computed
+            } else {
+                let cap = self.chunk_cap(budget, body.next_prompt_logits().is_some());
+                let held = (active.lease.n_pages() + memory.n_available()) * memory.page_tokens();
+                // A shorter chunk is better than taking another request's pages, if any fits.
+                match self.chunk(active.computed, wanted, cap.min(held - active.computed)) {
+                    0 => self.chunk(active.computed, wanted, cap),
+                    n => n,
+                }
+            };
+            if n_tokens == 0 {
+                break;
+            }
+            let n_pages = memory.pages_of(active.computed + n_tokens);
+            if n_pages - active.lease.n_pages().min(n_pages) <= memory.n_available() {
+                self.grow(active, memory, n_pages);
+                self.take_part(body.next_prompt_logits(), body.prompt_tokens, active, n_tokens, is_decoding, budget);
+                break;
+            }
+            if at + 1 >= queues.running.len() {
+                break;
+            }
+            let victim = queues.running.pop().flatten().expect("present: only slot `at` is empty");
+            self.preempt(victim, queues, memory);
+        }
+        queues.running[at] = Some(running);
+    }
+
+    fn preempt(&mut self, victim: Running, queues: &mut Queues, memory: &mut Memory) {
+        let preempted = match victim {
+            Running::Prefilling(sequence) => sequence.preempt(memory),
+            Running::Decoding(sequence) => sequence.preempt(memory),
+            Running::Leaving(_) => unreachable!("requests leave when the step in flight ends"),
+        };
+        self.n_preemptions += 1;
+        queues.wait(Waiting::Preempted(preempted));
+    }
+
+    /// Most tokens of a request's next chunk.
+    fn chunk_cap(&self, budget: &Budget, wants_prompt_logits: bool) -> u32 {
+        let cap = self.limits.chunk_cap.min(budget.tokens);
+        if wants_prompt_logits { cap.min(budget.prompt_logit_rows) } else { cap }
+    }
+
+    /// A chunk of at most `cap` tokens: all that is wanted, or up to the grid; possibly nothing.
+    fn chunk(&self, computed: u32, wanted: u32, cap: u32) -> u32 {
+        if wanted - computed <= cap {
+            return wanted - computed;
+        }
+        let end = (computed + cap) / self.limits.chunk_grid * self.limits.chunk_grid;
+        end.saturating_sub(computed)
+    }
+
+    /// Add pages up to `n_pages`, which are available.
+    fn grow(&mut self, active: &mut Active, memory: &mut Memory, n_pages: u32) {
+        while active.lease.n_pages() < n_pages {
+            let has_grown = active.lease.grow(memory);
+            assert!(has_grown, "counted as available");
+            self.announce(active, active.lease.n_pages() - 1);
+        }
+    }
+
+    /// Tell the device of the page at `index`.
+    fn announce(&mut self, active: &Active, index: u32) {
+        for &component in &self.limits.paged_components {
+            let (table_row, block) = (active.lease.row(), active.lease.page(index));
+            self.deltas.push(ts_table_delta { component, table_row, index, block });
+        }
+    }
+
+    /// Make a request part of the step.
+    fn take_part(
+        &self,
+        next_prompt_logits: Option<u32>,
+        prompt_tokens: u32,
+        active: &mut Active,
+        n_tokens: u32,
+        is_decoding: bool,
+        budget: &mut Budget,
+    ) {
+        active.planned = n_tokens;
+        let end = active.computed + n_tokens;
+        // The logits at position p score prompt token p + 1.
+        active.n_prompt_logit_rows =
+            next_prompt_logits.map_or(0, |next| end.min(prompt_tokens - 1).saturating_sub(next.max(active.computed)));
+        budget.prompt_logit_rows -= active.n_prompt_logit_rows;
+        if !is_decoding {
+            budget.tokens -= n_tokens;
+        }
+    }
+
+    /// Admit waiting requests in order while they fit.
+    fn admit(&mut self, queues: &mut Queues, memory: &mut Memory, budget: &mut Budget) {
+        while (queues.running.len() as u32) < self.limits.max_num_seqs && budget.tokens > 0 && memory.has_seat() {
+            let Some(head) = queues.waiting.front_mut() else { return };
+            let is_preempted = matches!(head, Waiting::Preempted(_));
+            let body = head.body_mut();
+            if self.blocked == Some((body.id, memory.releases())) {
+                return;
+            }
+            self.find_prefix(body, memory);
+            let n_found = self.path.len() as u32;
+            let computed = n_found * memory.page_tokens();
+            let wanted = body.len();
+            let cap = self.chunk_cap(budget, body.next_prompt_logits().is_some());
+            let n_tokens = self.chunk(computed, wanted, cap);
+            let n_pages = memory.pages_of(computed + n_tokens);
+            let n_deltas = n_pages as usize * self.limits.paged_components.len();
+            if n_tokens == 0 || self.deltas.len() + n_deltas > self.limits.max_deltas as usize {
+                return;
+            }
+            // Whatever comes next must fit too: the first generated token, and all of a request that comes back.
+            let foreseen = if is_preempted || computed + n_tokens == wanted {
+                memory.pages_of((wanted + 1).min(self.limits.max_model_len))
+            } else {
+                n_pages
+            };
+            let margin = queues.running.len() as u32;
+            if foreseen.max(n_pages) - n_found + margin > memory.n_available_beside(&self.path) && margin > 0 {
+                self.blocked = Some((body.id, memory.releases()));
+                return;
+            }
+            let max_pages = memory.pages_of(body.max_len) as usize;
+            let lease = Lease::open(memory, &self.path, max_pages);
+            let mut sequence = match queues.waiting.pop_front().expect("looked at above") {
+                Waiting::Queued(sequence) => sequence.admit(lease, computed),
+                Waiting::Preempted(sequence) => sequence.admit(lease, computed),
+            };
+            let (body, active) = sequence.parts_mut();
+            for index in 0..n_found {
+                self.announce(active, index);
+            }
+            self.grow(active, memory, n_pages);
+            self.take_part(body.next_prompt_logits(), body.prompt_tokens, active, n_tokens, false, budget);
+            queues.run(Running::Prefilling(sequence));
+        }
+    }
+
+    /// Fill `path` with the cached pages a request can start from: at least its last token is computed again, and
+    /// every token whose logits it still needs to report.
+    fn find_prefix(&mut self, body: &mut Body, memory: &Memory) {
+        self.path.clear();
+        if !memory.reuses_prefixes() {
+            return;
+        }
+        let reusable = body.next_prompt_logits().unwrap_or(body.len() - 1).min(body.len() - 1);
+        let max_pages = (reusable / memory.page_tokens()) as usize;
+        memory.index.hash_pages(&body.namespace, &body.tokens, max_pages, &mut body.hashes);
+        memory.index.find(&body.namespace, &body.hashes, &body.tokens, max_pages, &mut self.path);
+        memory.cut_to_resumable(&mut self.path);
+    }
+}

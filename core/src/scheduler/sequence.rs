@@ -1,0 +1,253 @@
+//! A request's life as typestate: `Queued -> Prefilling -> Decoding -> Finished`, with `Preempted` (lost its memory,
+//! waits with its tokens) and `Leaving` (ended while a step that writes its pages is in flight).
+//!
+//! Each transition consumes the old state, so an illegal one does not compile; memory is held exactly in the states that
+//! have a [`Lease`].
+//!
+//! ```compile_fail,E0599
+//! use tokenspeed_core::scheduler::sequence::{Queued, Sequence};
+//! fn a_queued_request_has_nothing_to_decode(sequence: Sequence<Queued>) {
+//!     sequence.complete();
+//! }
+//! ```
+//! ```compile_fail,E0382
+//! use tokenspeed_core::{cache::memory::Memory, scheduler::sequence::{Decoding, Sequence}};
+//! fn preempted_twice(sequence: Sequence<Decoding>, memory: &mut Memory) {
+//!     sequence.preempt(memory);
+//!     sequence.preempt(memory);
+//! }
+//! ```
+
+use crate::{
+    cache::{lease::Lease, memory::Memory, namespace::Namespace},
+    request::{RequestId, SamplingParams, TokenLogprobs, Usage},
+    sampler::History,
+};
+
+/// Order of service: smaller first.
+pub type Rank = (i32, u64);
+
+/// What stays with a request through all states.
+#[derive(Debug)]
+pub struct Body {
+    /// The engine's id.
+    pub id: RequestId,
+    /// (priority class, arrival).
+    pub rank: Rank,
+    /// Validated.
+    pub sampling: SamplingParams,
+    /// Prompt, then generated tokens; has room for all of them.
+    pub tokens: Vec<u32>,
+    /// Of `tokens`, the prompt.
+    pub prompt_tokens: u32,
+    /// Generation ends at this length, for `max_tokens` or the context.
+    pub max_len: u32,
+    /// Counts for the penalties.
+    pub history: History,
+    /// Who it may share prefixes with.
+    pub namespace: Namespace,
+    /// Hash chain over its whole pages, as far as it was needed.
+    pub hashes: Vec<u64>,
+    /// Prompt tokens found in the cache at first admission.
+    pub cached_tokens: Option<u32>,
+    /// Reports so far, if asked for; entry i is about prompt token i + 1.
+    pub prompt_logprobs: Option<Vec<TokenLogprobs>>,
+    /// `Started` was delivered.
+    pub is_started: bool,
+    /// When it was submitted.
+    pub submitted_ns: u64,
+}
+
+impl Body {
+    /// Length in tokens.
+    pub fn len(&self) -> u32 {
+        self.tokens.len() as u32
+    }
+
+    /// Never: a prompt has at least one token.
+    pub fn is_empty(&self) -> bool {
+        self.tokens.is_empty()
+    }
+
+    /// Generated tokens.
+    pub fn n_generated(&self) -> u32 {
+        self.len() - self.prompt_tokens
+    }
+
+    /// First position whose logits prompt reports still need; `None` if no more are needed.
+    pub fn next_prompt_logits(&self) -> Option<u32> {
+        let reported = self.prompt_logprobs.as_ref()?.len() as u32;
+        (reported + 1 < self.prompt_tokens).then_some(reported)
+    }
+
+    /// Counts for the caller.
+    pub fn usage(&self) -> Usage {
+        Usage {
+            prompt_tokens: self.prompt_tokens,
+            cached_tokens: self.cached_tokens.unwrap_or(0),
+            completion_tokens: self.n_generated(),
+        }
+    }
+}
+
+/// Memory and progress of a request that runs.
+#[derive(Debug)]
+pub struct Active {
+    /// What it holds.
+    pub lease: Lease,
+    /// Tokens whose cache rows are written (by completed steps).
+    pub computed: u32,
+    /// Tokens of the step in flight, 0 if it is not part of one.
+    pub planned: u32,
+    /// Its first row of logits in the step in flight.
+    pub first_logit_row: u32,
+    /// Rows of prompt logits it has there.
+    pub n_prompt_logit_rows: u32,
+}
+
+/// Waits for its first admission.
+#[derive(Debug)]
+pub struct Queued(());
+/// Lost its memory and waits to compute its tokens again.
+#[derive(Debug)]
+pub struct Preempted(());
+/// Computes tokens it has.
+#[derive(Debug)]
+pub struct Prefilling(Active);
+/// Computes its last token and samples the next.
+#[derive(Debug)]
+pub struct Decoding(Active);
+/// Ended for the caller; its memory waits for the step in flight.
+#[derive(Debug)]
+pub struct Leaving(Active);
+/// Ended; holds nothing.
+#[derive(Debug)]
+pub struct Finished(());
+
+/// A request in state `S`.
+#[derive(Debug)]
+#[must_use]
+pub struct Sequence<S> {
+    /// What stays through all states; boxed so that changing state moves a few words.
+    pub body: Box<Body>,
+    state: S,
+}
+
+/// States that hold memory.
+pub trait HoldsMemory {
+    /// Look.
+    fn active(&self) -> &Active;
+    /// Change.
+    fn active_mut(&mut self) -> &mut Active;
+    /// Leave the state.
+    fn into_active(self) -> Active;
+}
+
+macro_rules! holds_memory {
+    ($($state:ident),*) => {$(
+        impl HoldsMemory for $state {
+            fn active(&self) -> &Active {
+                &self.0
+            }
+            fn active_mut(&mut self) -> &mut Active {
+                &mut self.0
+            }
+            fn into_active(self) -> Active {
+                self.0
+            }
+        }
+    )*};
+}
+holds_memory!(Prefilling, Decoding, Leaving);
+
+/// States that hold nothing and wait to run.
+pub trait Waits {}
+impl Waits for Queued {}
+impl Waits for Preempted {}
+
+impl Sequence<Queued> {
+    /// A new request.
+    pub fn new(body: Box<Body>) -> Self {
+        Self { body, state: Queued(()) }
+    }
+}
+
+impl<S: Waits> Sequence<S> {
+    /// Start to run with `computed` tokens in the cache already.
+    pub fn admit(mut self, lease: Lease, computed: u32) -> Sequence<Prefilling> {
+        if self.body.cached_tokens.is_none() {
+            self.body.cached_tokens = Some(computed);
+        }
+        let active = Active { lease, computed, planned: 0, first_logit_row: 0, n_prompt_logit_rows: 0 };
+        Sequence { body: self.body, state: Prefilling(active) }
+    }
+
+    /// End without having run, or without running again.
+    pub fn cancel(self) -> Sequence<Finished> {
+        Sequence { body: self.body, state: Finished(()) }
+    }
+}
+
+impl<S: HoldsMemory> Sequence<S> {
+    /// Memory and progress.
+    pub fn active(&self) -> &Active {
+        self.state.active()
+    }
+
+    /// Memory and progress, and what stays.
+    pub fn parts_mut(&mut self) -> (&mut Body, &mut Active) {
+        (&mut self.body, self.state.active_mut())
+    }
+
+    /// Cache the whole computed pages.
+    pub fn publish(&mut self, memory: &mut Memory) {
+        let active = self.state.active_mut();
+        let body = &mut *self.body;
+        active.lease.publish(memory, &body.namespace, &body.tokens, active.computed, &mut body.hashes);
+    }
+
+    /// End well: whole pages stay cached.
+    pub fn finish(mut self, memory: &mut Memory) -> Sequence<Finished> {
+        self.publish(memory);
+        self.drop_memory(memory)
+    }
+
+    /// End and publish nothing more.
+    pub fn drop_memory(self, memory: &mut Memory) -> Sequence<Finished> {
+        self.state.into_active().lease.release(memory);
+        Sequence { body: self.body, state: Finished(()) }
+    }
+
+    /// End, and forget what was published: the values are in doubt.
+    pub fn discard(self, memory: &mut Memory) -> Sequence<Finished> {
+        self.state.into_active().lease.discard(memory);
+        Sequence { body: self.body, state: Finished(()) }
+    }
+
+    /// Give up the memory and wait. Whole pages are cached: if nobody needs them they shorten the return.
+    pub fn preempt(mut self, memory: &mut Memory) -> Sequence<Preempted> {
+        assert_eq!(self.active().planned, 0, "pages of a step in flight cannot be taken away");
+        self.publish(memory);
+        self.state.into_active().lease.release(memory);
+        Sequence { body: self.body, state: Preempted(()) }
+    }
+
+    /// Ended for the caller while a step is in flight.
+    pub fn leave(self) -> Sequence<Leaving> {
+        Sequence { body: self.body, state: Leaving(self.state.into_active()) }
+    }
+}
+
+impl Sequence<Prefilling> {
+    /// All its tokens are computed or will be in the step that just ended.
+    pub fn complete(self) -> Sequence<Decoding> {
+        Sequence { body: self.body, state: Decoding(self.state.0) }
+    }
+}
+
+impl Sequence<Finished> {
+    /// The end of the record: leaves its namespace.
+    pub fn close(self, memory: &mut Memory) {
+        memory.index.close(self.body.namespace);
+    }
+}

@@ -1,0 +1,55 @@
+//! Multi-head latent attention without positions, with a sigmoid output gate.
+//!
+//! Always in absorbed form: queries are folded into the latent space, the cache keeps one latent row per token for all
+//! heads, values are projected after the weighted sum.
+
+use super::{
+    builder::{Builder, MLA, attrs},
+    config::{KimiConfig, Mla},
+};
+use tokenspeed_backend_api::{
+    dtype::DType,
+    graph::{CacheTensor, Ref},
+    op::{Attrs, OpKind},
+};
+
+/// Cache tensor of one layer.
+pub(super) fn rows(config: &KimiConfig, layer: usize, dtype: DType) -> CacheTensor {
+    CacheTensor { name: format!("layers.{layer}.latent"), dtype, inner: vec![1, config.mla.row()] }
+}
+
+/// The layer; `nth` counts the MLA layers.
+pub(super) fn attention(b: &mut Builder<'_>, x: Ref, name: &str, nth: usize) -> Ref {
+    let Mla { heads, q_rank, kv_rank, nope_dim, rope_dim, v_dim, output_gate, latent_eps } = b.config.mla;
+    let (hidden, row, head) = (b.config.hidden_size, b.config.mla.row(), nope_dim + rope_dim);
+    let cache = Ref::Cache { component: MLA, tensor: nth };
+    let table = Ref::Table { component: MLA };
+
+    let q = match q_rank {
+        None => b.linear(x, &format!("{name}.q_proj"), &[heads, head], hidden),
+        Some(rank) => {
+            let low = b.linear(x, &format!("{name}.q_a_proj"), &[rank], hidden);
+            let normed = b.norm(low, &format!("{name}.q_a_layernorm"), rank, latent_eps);
+            b.linear(normed, &format!("{name}.q_b_proj"), &[heads, head], rank)
+        }
+    };
+    let latent = b.linear(x, &format!("{name}.kv_a_proj_with_mqa"), &[row], hidden);
+    let norm = b.small(&format!("{name}.kv_a_layernorm.weight"), &[kv_rank]);
+    let component = attrs(&[MLA as i64], &[latent_eps]);
+    b.graph.push(OpKind::MlaWrite, component, &[latent, norm, cache, table], format!("{name}.write"));
+
+    let kv_b = b.matrix(&format!("{name}.kv_b_proj.weight"), heads * (nope_dim + v_dim), kv_rank);
+    let absorbed = b.value(&format!("{name}.absorbed"), &[heads, row]);
+    b.graph.push(OpKind::MlaAbsorb, attrs(&[rope_dim as i64], &[]), &[q, kv_b, absorbed], format!("{name}.absorb"));
+    let mixed = b.value(&format!("{name}.mixed"), &[heads, kv_rank]);
+    let scale = attrs(&[MLA as i64], &[1.0 / (head as f64).sqrt()]);
+    b.graph.push(OpKind::MlaAttention, scale, &[absorbed, cache, table, mixed], format!("{name}.attention"));
+    let mut o = b.value(&format!("{name}.value"), &[heads, v_dim]);
+    b.graph.push(OpKind::MlaValue, Attrs::default(), &[mixed, kv_b, o], format!("{name}.value"));
+
+    if output_gate {
+        let gate = b.linear(x, &format!("{name}.g_proj"), &[heads, v_dim], hidden);
+        o = b.binary(OpKind::SigmoidMul, Attrs::default(), gate, o, &format!("{name}.gated"), &[heads, v_dim]);
+    }
+    b.linear(o, &format!("{name}.o_proj"), &[hidden], heads * v_dim)
+}

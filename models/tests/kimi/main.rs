@@ -1,0 +1,10 @@
+//! Kimi Linear and Kimi K3 on the host, against numpy float64 (`tests/golden/kimi`) and against themselves.
+
+mod checkpoint;
+mod config;
+mod fixture;
+mod golden;
+mod history;
+mod host_walker;
+mod speculation;
+mod variants;

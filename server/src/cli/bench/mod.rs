@@ -1,0 +1,50 @@
+//! `tokenspeed bench`: a server under load, the engine alone, single operations.
+
+use clap::{Args, Subcommand};
+
+use crate::{engine_setup, error::CliError};
+
+pub mod client;
+pub mod engine;
+pub mod report;
+pub mod serve;
+
+/// What to measure.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// Put load on a running server and report latencies and throughput
+    Serve(serve::BenchServeArgs),
+    /// Put load on the engine in this process, without HTTP and text
+    Engine(engine::BenchEngineArgs),
+    /// Time single operations of a backend
+    Ops(BenchOpsArgs),
+}
+
+/// Arguments of `bench ops`.
+#[derive(Clone, Debug, Args)]
+pub struct BenchOpsArgs {
+    /// Backend name, or path of a plugin
+    #[arg(long, default_value = "reference-cpu", value_name = "NAME|PATH")]
+    pub backend: String,
+    /// Only operations whose name contains this
+    #[arg(long, value_name = "TEXT")]
+    pub only: Option<String>,
+    /// Option for the backend
+    #[arg(long = "backend-option", value_name = "K=V")]
+    pub backend_options: Vec<String>,
+    /// Threads for computing
+    #[arg(long, value_name = "N")]
+    pub threads: Option<u32>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Run it.
+pub fn run(command: BenchCommand) -> Result<(), CliError> {
+    match command {
+        BenchCommand::Serve(args) => serve::run(args),
+        BenchCommand::Engine(args) => engine::run(args),
+        BenchCommand::Ops(args) => engine_setup::bench_ops(&args),
+    }
+}

@@ -1,0 +1,121 @@
+//! Where a backend, a model and the engine are put together for the commands.
+//!
+//! Everything in `cli/` and `http/` works on [`Loaded`]; only this file knows how one comes about.
+
+mod backend;
+mod bench_ops;
+mod conform;
+mod explain;
+mod ids_only;
+mod logits;
+mod prepare;
+mod text;
+
+pub use bench_ops::bench_ops;
+pub use conform::conform;
+pub use explain::{backends, plan};
+pub use logits::prompt_logits;
+pub use text::load_frontend;
+
+use std::{path::PathBuf, sync::Arc};
+
+use tokenspeed_core::{
+    client::Engine,
+    driver::{DriverConfig, EngineHandle},
+};
+
+use crate::{
+    cli::{engine_options::EngineOptions, model_path::resolve_model},
+    error::CliError,
+    frontend::TextFrontend,
+    progress::{Preflight, Progress},
+};
+use prepare::{Prepared, Shape};
+
+/// Sampling values that a model's own files recommend. They apply where a request is silent.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct GenerationDefaults {
+    /// Range [0, 2].
+    pub temperature: Option<f32>,
+    /// Range (0, 1].
+    pub top_p: Option<f32>,
+    /// 0 = off.
+    pub top_k: Option<u32>,
+    /// Range [0, 1].
+    pub min_p: Option<f32>,
+    /// Range (0, 10].
+    pub repetition_penalty: Option<f32>,
+}
+
+impl std::fmt::Display for GenerationDefaults {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut separator = "";
+        let mut item = |f: &mut std::fmt::Formatter<'_>, name: &str, value: Option<String>| match value {
+            Some(value) => {
+                let result = write!(f, "{separator}{name}={value}");
+                separator = ", ";
+                result
+            }
+            None => Ok(()),
+        };
+        item(f, "temperature", self.temperature.map(|v| v.to_string()))?;
+        item(f, "top_p", self.top_p.map(|v| v.to_string()))?;
+        item(f, "top_k", self.top_k.map(|v| v.to_string()))?;
+        item(f, "min_p", self.min_p.map(|v| v.to_string()))?;
+        item(f, "repetition_penalty", self.repetition_penalty.map(|v| v.to_string()))?;
+        if *self == Self::default() { f.write_str("none") } else { Ok(()) }
+    }
+}
+
+/// What there is to tell about a loaded model.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ModelInfo {
+    /// Name it is served under unless `--served-model-name` says otherwise.
+    pub name: String,
+    /// Where it was read from.
+    pub path: PathBuf,
+    /// From the model's generation config; all `None` with `--generation-config none`.
+    pub defaults: GenerationDefaults,
+    /// The lines printed before loading, kept for the debug endpoint.
+    pub preflight: Preflight,
+}
+
+/// A model that can answer.
+#[derive(Clone)]
+pub struct Loaded {
+    /// The running engine.
+    pub engine: Arc<dyn Engine>,
+    /// Its text rules.
+    pub frontend: Arc<dyn TextFrontend>,
+    /// What there is to tell.
+    pub info: ModelInfo,
+}
+
+impl std::fmt::Debug for Loaded {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Loaded").field("info", &self.info).finish_non_exhaustive()
+    }
+}
+
+/// Resolve, check, print the preflight table, load, start the engine. Blocks for as long as the weights take.
+pub fn load(options: &EngineOptions, progress: &mut dyn Progress) -> Result<Loaded, CliError> {
+    let prepared = Prepared::new(options, Shape::Serve)?;
+    let place = resolve_model(&options.model)?;
+    let info = ModelInfo {
+        name: place.default_name(),
+        path: place.path().to_owned(),
+        defaults: prepared.defaults(options),
+        preflight: prepared.preflight(options),
+    };
+    progress.preflight(&info.preflight);
+    let (config, driver, frontend) = (prepared.engine.clone(), driver_config(options), Arc::clone(&prepared.frontend));
+    let program = prepared.load(progress)?;
+    let engine = EngineHandle::start(config, driver, Box::new(program)).map_err(|e| {
+        CliError::new(e.to_string(), "", "change --max-model-len, --max-num-seqs, --chunked-prefill-size or --memory")
+    })?;
+    Ok(Loaded { engine, frontend, info })
+}
+
+fn driver_config(options: &EngineOptions) -> DriverConfig {
+    DriverConfig { step_time_target_ms: options.step_time_target_ms, ..DriverConfig::default() }
+}

@@ -1,0 +1,325 @@
+//! Everything that is decided before weights are read: model, backend, sizes, program.
+
+use std::{path::PathBuf, sync::Arc};
+
+use tokenspeed_backend_api::{
+    backend::{Backend, Device},
+    catalogue::OpDesc,
+    dtype::DType,
+    graph::Graph,
+    record::OpRecord,
+    support::Support,
+};
+use tokenspeed_core::{
+    engine::{ComponentConfig, EngineConfig},
+    load::{self, DeviceProgram},
+    lower::{Capacity, Lowered},
+    memory::{MemoryPlan, MemoryRequest, plan_memory},
+    step::StepCapacity,
+};
+use tokenspeed_models::loader::{LoadOptions, Model};
+
+use super::{GenerationDefaults, backend, text};
+use crate::{
+    cli::{
+        engine_options::{Dtype, EngineOptions, GenerationConfig, KvCacheDtype, Mode},
+        model_path::{ModelPath, resolve_model},
+    },
+    error::CliError,
+    frontend::TextFrontend,
+    generation::ids::random_u64,
+    progress::{Preflight, Progress},
+};
+
+/// What the program is made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shape {
+    /// Many requests, continuous batching.
+    Serve,
+    /// Memory and ops only: weights may be missing.
+    Plan,
+    /// One prompt of this many tokens, logits of every position.
+    Logits(u32),
+}
+
+/// A model and a backend that fit together.
+pub(super) struct Prepared {
+    pub model: Model,
+    pub backend: Backend,
+    pub device: Device,
+    pub graph: Graph,
+    pub lowered: Lowered,
+    pub capacity: Capacity,
+    pub memory: MemoryPlan,
+    pub engine: EngineConfig,
+    pub frontend: Arc<dyn TextFrontend>,
+}
+
+/// Tokens per page where the backend has no wish.
+const PAGE_TOKENS: u32 = 64;
+/// Share of a device's memory used when `--memory` is silent, in percent: a CPU's memory is not ours alone.
+const SHARED_MEMORY_PERCENT: u64 = 25;
+const DEVICE_MEMORY_PERCENT: u64 = 90;
+
+impl Prepared {
+    pub fn new(options: &EngineOptions, shape: Shape) -> Result<Self, CliError> {
+        let place = resolve_model(&options.model)?;
+        let model = open_model(options, &place, shape)?;
+        let frontend = text::of_model(&model, options)?;
+        let backend = backend::find(&options.backend)?;
+        let device = backend::open(&backend, &backend_options(options))?;
+        let graph = model.graph.clone();
+        let mut engine = engine_config(options, shape, &model, &*frontend, &device)?;
+        let capacity = capacity(&engine, shape);
+        let full = engine.pages_of(engine.max_model_len);
+        let budget_bytes = options.memory_bytes.unwrap_or_else(|| default_memory(&device));
+        let request = MemoryRequest {
+            budget_bytes,
+            blocks_max: full.saturating_mul(engine.max_num_seqs).saturating_add(1),
+            blocks_min: full + 1,
+        };
+        let alignment = device.alignment();
+        let mut support = |desc: &OpDesc, label: &str| ask(&device, desc, label);
+        let planned = plan_memory(&graph, capacity, alignment, request, &mut support);
+        let (lowered, memory) = planned.map_err(|e| {
+            CliError::new(e.to_string(), options.model.clone(), "`tokenspeed plan` shows where the memory goes")
+        })?;
+        let capacity = Capacity { blocks: memory.blocks, ..capacity };
+        engine.components = graph.components.iter().map(|c| ComponentConfig::of(c, memory.blocks)).collect();
+        engine.validate().map_err(|e| CliError::new(e.to_string(), options.model.clone(), ""))?;
+        Ok(Self { model, backend, device, graph, lowered, capacity, memory, engine, frontend })
+    }
+
+    /// Bring the weights in and prepare the program.
+    pub fn load(self, progress: &mut dyn Progress) -> Result<DeviceProgram, CliError> {
+        let mut begun = false;
+        let mut done_before = 0;
+        let mut report = |done: u64, total: u64| {
+            if !begun {
+                progress.begin("loading weights", total);
+                begun = true;
+            }
+            progress.advance(done - done_before);
+            done_before = done;
+        };
+        let plan = load::Plan {
+            graph: &self.graph,
+            lowered: &self.lowered,
+            capacity: self.capacity,
+            step_bytes: step_capacity(&self.engine, self.capacity).bytes() as u64,
+            via: None,
+        };
+        let program = load::load(self.device, &plan, Arc::new(self.model.weights), &mut report);
+        progress.finish();
+        program.map_err(|e| CliError::new(e.to_string(), "while loading weights", ""))
+    }
+
+    /// Sampling values of the model's own files, unless told to ignore them.
+    pub fn defaults(&self, options: &EngineOptions) -> GenerationDefaults {
+        let g = &self.model.generation;
+        if options.generation_config == GenerationConfig::None || g.do_sample == Some(false) {
+            return GenerationDefaults::default();
+        }
+        GenerationDefaults {
+            temperature: g.temperature.map(|v| v as f32),
+            top_p: g.top_p.map(|v| v as f32),
+            top_k: g.top_k.and_then(|v| u32::try_from(v).ok()),
+            min_p: g.min_p.map(|v| v as f32),
+            repetition_penalty: g.repetition_penalty.map(|v| v as f32),
+        }
+    }
+
+    /// The table printed before weights load.
+    pub fn preflight(&self, options: &EngineOptions) -> Preflight {
+        let (c, m, e) = (&self.model.config, &self.memory, &self.engine);
+        let sizes = self.model.sizes();
+        let mut t = Preflight::default();
+        t.row(
+            "model",
+            format!(
+                "{} ({:?}, {} layers, {:.1} M parameters)",
+                self.model.name,
+                c.architecture,
+                c.n_layers,
+                sizes.parameters as f64 / 1e6
+            ),
+        );
+        t.row("weights", format!("{} in {}", mib(sizes.weight_bytes), self.weight_formats()));
+        for notice in &self.model.notices {
+            t.row(if notice.is_warning { "warning" } else { "note" }, notice.text.clone());
+        }
+        let device = self.device.info();
+        t.row("backend", format!("{} {} on {}", self.backend.name(), self.backend.info().version, device.name));
+        let kernels = self.lowered.resolutions.iter().map(|r| {
+            let why = if r.reason.is_empty() { String::new() } else { format!("  ({})", r.reason) };
+            format!("{} x{}: {}{why}", r.op, r.count, r.implementation)
+        });
+        t.row("kernels", kernels.collect::<Vec<_>>().join("\n"));
+        let tokens = u64::from(m.blocks - 1) * u64::from(e.block_tokens);
+        t.row(
+            "memory",
+            format!(
+                "{} of cache ({tokens} tokens in {} pages of {}, {})\n{} of packed weights, {} for a step",
+                mib(m.cache_bytes),
+                m.blocks - 1,
+                e.block_tokens,
+                kv_dtype(options.kv_cache_dtype),
+                mib(m.packed_bytes),
+                mib(m.activation_bytes + m.output_bytes + m.table_bytes)
+            ),
+        );
+        t.row(
+            "limits",
+            format!(
+                "context {} tokens, {} sequences at once, prompts in chunks of {}",
+                e.max_model_len, e.max_num_seqs, e.chunked_prefill_size
+            ),
+        );
+        let cache = if e.prefix_cache {
+            format!("on, from {} tokens on", e.block_tokens)
+        } else {
+            "off (--no-prefix-cache)".into()
+        };
+        t.row("prefix cache", cache);
+        t.row("sampling defaults", self.defaults(options).to_string());
+        t
+    }
+
+    fn weight_formats(&self) -> String {
+        let mut formats: Vec<(DType, usize)> = Vec::new();
+        for w in self.graph.weights.iter().filter(|w| w.dims.len() > 1) {
+            match formats.iter_mut().find(|(d, _)| *d == w.dtype) {
+                Some((_, n)) => *n += 1,
+                None => formats.push((w.dtype, 1)),
+            }
+        }
+        formats.iter().map(|(d, n)| format!("{d} x{n}")).collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// Mebibytes for people.
+pub(super) fn mib(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64)
+}
+
+fn open_model(options: &EngineOptions, place: &ModelPath, shape: Shape) -> Result<Model, CliError> {
+    let load_options = LoadOptions {
+        kv_dtype: kv_dtype(options.kv_cache_dtype),
+        dequantize: match options.dtype {
+            Dtype::Auto => None,
+            Dtype::F32 => Some(DType::F32),
+            Dtype::F16 => Some(DType::F16),
+            Dtype::Bf16 => Some(DType::BF16),
+        },
+        seed: options.seed.unwrap_or(0),
+    };
+    let path = match place {
+        ModelPath::Dummy(path) => PathBuf::from(format!("dummy:{}", path.display())),
+        ModelPath::Folder(path) | ModelPath::Gguf(path) => path.clone(),
+    };
+    let model = match shape {
+        Shape::Plan => Model::open_to_plan(&path, &load_options),
+        Shape::Serve | Shape::Logits(_) => Model::open(&path, &load_options),
+    };
+    model.map_err(|e| CliError::new(e.to_string(), "", "the model was not loaded"))
+}
+
+fn kv_dtype(choice: KvCacheDtype) -> DType {
+    match choice {
+        KvCacheDtype::Auto | KvCacheDtype::F32 => DType::F32,
+        KvCacheDtype::F16 => DType::F16,
+        KvCacheDtype::Bf16 => DType::BF16,
+        KvCacheDtype::Fp8E4m3 => DType::F8E4M3,
+    }
+}
+
+/// The user's options, and `--mode` and `--threads` where given; a backend without them refuses by name.
+fn backend_options(options: &EngineOptions) -> Vec<(String, String)> {
+    let mut all = options.backend_options.clone();
+    match options.mode {
+        Mode::Fast => {}
+        Mode::Exact => all.push(("mode".into(), "exact".into())),
+        Mode::FastInt8 => all.push(("mode".into(), "fast-int8".into())),
+    }
+    all.extend(options.threads.map(|n| ("threads".to_owned(), n.to_string())));
+    all
+}
+
+fn default_memory(device: &Device) -> u64 {
+    let percent = if device.host_mapped() { SHARED_MEMORY_PERCENT } else { DEVICE_MEMORY_PERCENT };
+    device.info().memory_bytes / 100 * percent
+}
+
+fn engine_config(
+    options: &EngineOptions,
+    shape: Shape,
+    model: &Model,
+    frontend: &dyn TextFrontend,
+    device: &Device,
+) -> Result<EngineConfig, CliError> {
+    let block_tokens = device.page_tokens().unwrap_or(PAGE_TOKENS);
+    let context = u32::try_from(model.config.context_tokens_max).unwrap_or(u32::MAX >> 1);
+    let max_model_len = match (shape, options.max_model_len) {
+        (Shape::Logits(n), _) => n.max(2),
+        (_, Some(n)) if n > context => {
+            return Err(CliError::usage(
+                format!("--max-model-len {n} is more than the model's context of {context} tokens"),
+                options.model.clone(),
+                "give a smaller one, or none",
+            ));
+        }
+        (_, Some(n)) => n,
+        (_, None) => context,
+    };
+    let vocab = u32::try_from(model.config.vocab_size)
+        .map_err(|_| CliError::new(format!("a vocabulary of {} is too large", model.config.vocab_size), "", ""))?;
+    let max_num_seqs = if matches!(shape, Shape::Logits(_)) { 1 } else { options.max_num_seqs };
+    // A chunk longer than the context would only reserve memory.
+    let chunk = options.chunked_prefill_size.min(max_model_len.next_multiple_of(block_tokens));
+    let mut config = EngineConfig::paged(max_model_len, block_tokens, 2, vocab);
+    config.model_id = model.name.clone();
+    config.max_num_seqs = max_num_seqs;
+    config.table_rows = max_num_seqs;
+    config.chunked_prefill_size = chunk;
+    config.max_batch_tokens = chunk.max(block_tokens) + max_num_seqs;
+    config.max_logit_rows = max_num_seqs + block_tokens;
+    config.tokenizer_vocab_size = frontend.vocab_size().min(vocab);
+    config.eos_ids = frontend.eos_ids().to_vec();
+    config.prefix_cache = !options.no_prefix_cache;
+    config.secret = [random_u64(), random_u64()];
+    Ok(config)
+}
+
+/// Capacities of the program; pages are decided by the memory plan.
+fn capacity(engine: &EngineConfig, shape: Shape) -> Capacity {
+    let (tokens, logit_rows) = match shape {
+        Shape::Logits(n) => (n, n),
+        Shape::Serve | Shape::Plan => (engine.max_batch_tokens, engine.max_logit_rows),
+    };
+    Capacity {
+        tokens,
+        rows: engine.max_num_seqs,
+        logit_rows,
+        table_rows: engine.table_rows,
+        blocks_per_row: engine.blocks_per_row,
+        block_tokens: engine.block_tokens,
+        blocks: 0,
+    }
+}
+
+/// Room for the largest parameter block of either use.
+pub(super) fn step_capacity(engine: &EngineConfig, capacity: Capacity) -> StepCapacity {
+    let own = engine.step_capacity();
+    StepCapacity {
+        tokens: own.tokens.max(capacity.tokens),
+        logit_rows: own.logit_rows.max(capacity.logit_rows),
+        deltas: own.deltas.max(capacity.blocks_per_row),
+        ..own
+    }
+}
+
+pub(super) fn ask(device: &Device, desc: &OpDesc, label: &str) -> Support {
+    let operands = desc.operands.iter().map(|t| t.to_abi()).collect();
+    let record = OpRecord::new(desc.kind, operands, desc.attrs, label);
+    device.op_support(&record).unwrap_or_else(|e| Support::no(e.to_string()))
+}

@@ -1,0 +1,16 @@
+//! The whole system, as users meet it: commands, HTTP server, engine, models, text and the CPU backend together.
+//!
+//! Tests are named after the kind of a public fault report, not after the case that showed it. What the HTTP layer does
+//! by itself is tried in `server/tests/http` with a scripted engine; here are the kinds where the real engine, tokenizer
+//! or kernels decide. One binary for all of it: linking is what such tests cost most.
+mod batch_invariance;
+mod commands;
+mod endings;
+mod golden;
+mod health;
+mod requests;
+mod sampling;
+mod smollm2;
+mod support;
+mod tools;
+mod usage;

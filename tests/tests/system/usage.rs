@@ -1,0 +1,161 @@
+//! What the server says about its work: cached tokens, memory, counters; and many requests at once.
+
+use std::{io::Write as _, time::Duration};
+
+use serde_json::{Value, json};
+
+use crate::{
+    batch_invariance::ids,
+    support::{
+        client::{self, events, joined},
+        finish, greedy, load, models,
+        serving::{MODEL, Serving, with},
+        submit,
+    },
+};
+
+#[test]
+fn usage_with_cached_tokens() {
+    let folder = models::tiny();
+    let server = Serving::start(load(&folder.model(), ""));
+    let page = server.engine.limits().prefix_granularity;
+    let prompt = ids(3, 200);
+    let cached = |server: &Serving, prompt: &[u32]| {
+        let usage = server.completion(json!(prompt), json!({"max_tokens": 1, "ignore_eos": true}))["usage"].clone();
+        usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0) as u32
+    };
+    assert_eq!(cached(&server, &prompt), 0);
+    let whole_pages = 199 / page * page;
+    assert!(whole_pages > 0);
+    assert_eq!(cached(&server, &prompt), whole_pages);
+    let longer = [prompt.clone(), vec![1, 2, 3, 4, 5]].concat();
+    assert_eq!(cached(&server, &longer), whole_pages);
+    let mut other = prompt.clone();
+    other[page as usize + 1] += 1;
+    assert_eq!(cached(&server, &other), page, "only what is equal from the start");
+    let off = Serving::start(load(&folder.model(), "--no-prefix-cache"));
+    assert_eq!((cached(&off, &prompt), cached(&off, &prompt)), (0, 0));
+}
+
+#[test]
+fn prefix_hit_exact_full_prompt() {
+    let folder = models::tiny();
+    let engine = load(&folder.model(), "").engine;
+    let page = engine.limits().prefix_granularity as usize;
+    for pages in 1..=3 {
+        let prompt = ids(pages as u32, pages * page);
+        let mut first = submit(&*engine, greedy(&prompt, 30));
+        // Its prompt is in the cache from its first token on, while it still decodes.
+        first.blocking_next().expect("it starts");
+        let during = finish(submit(&*engine, greedy(&prompt, 30)));
+        let after = finish(submit(&*engine, greedy(&prompt, 30)));
+        assert_eq!(during.numbers(), after.numbers());
+        for answer in [&during, &after] {
+            assert_eq!(answer.usage.cached_tokens as usize, (pages - 1) * page, "one page is always computed");
+        }
+        let mut one = greedy(&prompt, 1);
+        one.sampling.prompt_logprobs = None;
+        let one = finish(submit(&*engine, one));
+        assert_eq!((one.ids[0], &one.logprobs[0]), (after.ids[0], &after.logprobs[0]));
+    }
+}
+
+#[test]
+fn abort_frees_blocks() {
+    let server = Serving::start(load(&models::script().model(), ""));
+    let before = server.idle_metrics();
+    for (round, fields) in
+        [json!({"stream": true}), json!({"stream": true, "n": 3}), json!({})].iter().cycle().take(30).enumerate()
+    {
+        let body = with(json!({"model": MODEL, "prompt": "x E", "max_tokens": 250}), fields.clone()).to_string();
+        let head = client::head("POST", "/v1/completions", &[("Content-Type", "application/json")], body.len());
+        let begun = server.idle_metrics().prompt_tokens;
+        let mut socket = client::connect(server.address);
+        socket.write_all((head + &body).as_bytes()).expect("sent");
+        // The engine has it: one step and the memory of a prompt.
+        wait_for(|| server.engine.metrics().prompt_tokens > begun);
+        drop(socket);
+        let metrics = server.idle_metrics();
+        assert_eq!(metrics.pages_used, metrics.pages_cached, "round {round}: pages are held by nobody");
+    }
+    let aborted = server.idle_metrics().finished[2];
+    assert!(aborted > before.finished[2], "nothing was aborted: every answer was faster than the client's goodbye");
+    for _ in 0..20 {
+        server.completion("x B", json!({}));
+    }
+    assert_eq!(server.idle_metrics().finished[2], aborted, "a normal end is no abort");
+}
+
+fn wait_for(happened: impl Fn() -> bool) {
+    for _ in 0..2000 {
+        if happened() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    panic!("nothing happened for 10 s");
+}
+
+#[test]
+fn concurrency() {
+    let folder = models::tiny();
+    let server = Serving::start(load(&folder.model(), ""));
+    let ask = |i: usize, stream: bool| -> String {
+        let fields = json!({"max_tokens": 1 + i % 30, "ignore_eos": true, "temperature": 0});
+        let prompt = json!(ids(i as u32, 1 + i * 3));
+        if stream {
+            joined(&events(&server.complete(prompt, with(fields, json!({"stream": true})))), 0)
+        } else {
+            server.completion(prompt, fields)["choices"][0]["text"].as_str().expect("text").to_owned()
+        }
+    };
+    let solo: Vec<String> = (0..40).map(|i| ask(i, false)).collect();
+    for n in [2, 3, 17, 40] {
+        std::thread::scope(|scope| {
+            let ask = &ask;
+            let threads: Vec<_> = (0..n).map(|i| scope.spawn(move || ask(i, i % 2 == 1))).collect();
+            for (i, thread) in threads.into_iter().enumerate() {
+                assert_eq!(thread.join().expect("answered"), solo[i], "{i} of {n}");
+            }
+        });
+    }
+}
+
+/// The value of a line of /metrics.
+fn metric(page: &str, name: &str) -> f64 {
+    let line = page.lines().find(|l| l.strip_prefix(name).is_some_and(|rest| rest.starts_with(' ')));
+    let value = line.and_then(|l| l.rsplit(' ').next()).and_then(|v| v.parse().ok());
+    value.unwrap_or_else(|| panic!("no {name} in {page}"))
+}
+
+#[test]
+fn metrics_wrong() {
+    let server = Serving::start(load(&models::script().model(), ""));
+    let (mut prompt_tokens, mut completion_tokens) = (0.0, 0.0);
+    let mut take = |answer: Value| {
+        prompt_tokens += answer["usage"]["prompt_tokens"].as_f64().expect("a count");
+        completion_tokens += answer["usage"]["completion_tokens"].as_f64().expect("a count");
+    };
+    for _ in 0..10 {
+        take(server.completion("x B", json!({})));
+        take(server.completion("x E", json!({"max_tokens": 5})));
+        take(server.completion("x B", json!({"stop": "gamma"})));
+        assert_eq!(server.complete("x B", json!({"max_tokens": -1})).status, 400);
+    }
+    let metrics = server.idle_metrics();
+    assert_eq!((metrics.finished[3], metrics.preemptions), (0, 0));
+    assert_eq!(metrics.finished.iter().sum::<u64>(), 30, "{metrics:?}");
+    // A stop string is found in the layer above, by when the engine may have come to the end on its own.
+    assert_eq!((metrics.finished[0] + metrics.finished[2], metrics.finished[1]), (20, 10), "{metrics:?}");
+    let page = client::request(server.address, "GET", "/metrics", &[], b"").text();
+    assert_eq!(metric(&page, r#"tokenspeed_choices_finished_total{reason="stop"}"#), 20.0);
+    assert_eq!(metric(&page, r#"tokenspeed_choices_finished_total{reason="length"}"#), 10.0);
+    assert_eq!(metric(&page, r#"tokenspeed_choices_finished_total{reason="abort"}"#), 0.0);
+    assert_eq!(metric(&page, "tokenspeed_prompt_tokens_total"), prompt_tokens);
+    assert_eq!(metric(&page, "tokenspeed_generation_tokens_total"), completion_tokens);
+    assert_eq!(metric(&page, "tokenspeed_request_seconds_count"), 30.0);
+    for gauge in ["tokenspeed_requests_running", "tokenspeed_requests_waiting"] {
+        assert_eq!(metric(&page, gauge), 0.0);
+    }
+    assert_eq!(metric(&page, "tokenspeed_kv_pages_used"), metric(&page, "tokenspeed_kv_pages_cached"));
+}

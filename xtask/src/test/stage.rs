@@ -1,0 +1,77 @@
+//! Stages of a test run: what each took against its share of the CI budget, and what it counted.
+
+use std::time::Instant;
+
+use super::counts::Counts;
+
+/// Seconds a stage should take on two cores from a clean checkout; the whole of CI has 25 minutes.
+const BUDGET_S: &[(&str, u64)] =
+    &[("build", 540), ("core, ABI, text", 180), ("models and system", 180), ("python clients", 60)];
+
+#[derive(Debug)]
+struct Stage {
+    name: &'static str,
+    seconds: f64,
+    counts: Option<Counts>,
+}
+
+/// The stages so far.
+#[derive(Debug, Default)]
+pub struct Stages(Vec<Stage>);
+
+impl Stages {
+    /// A stage that later ones need: its failure ends the run.
+    pub fn prepare<T>(&mut self, name: &'static str, work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+        let start = Instant::now();
+        let result = work().map_err(|e| format!("{name}: {e}"));
+        self.0.push(Stage { name, seconds: start.elapsed().as_secs_f64(), counts: None });
+        result
+    }
+
+    /// A stage of tests; one that could not be run counts as a failure.
+    pub fn count(&mut self, name: &'static str, work: impl FnOnce() -> Result<Counts, String>) {
+        println!("== {name}");
+        let start = Instant::now();
+        let counts = work().unwrap_or_else(|e| Counts::of_one(Err(format!("{name}: {e}"))));
+        self.0.push(Stage { name, seconds: start.elapsed().as_secs_f64(), counts: Some(counts) });
+    }
+
+    /// The sum over all stages.
+    pub fn total(&self) -> Counts {
+        self.0.iter().filter_map(|s| s.counts).fold(Counts::default(), |a, b| a + b)
+    }
+
+    /// One line per stage: seconds, budget, counts.
+    pub fn table(&self) -> String {
+        let mut text = format!("{:24}{:>9}{:>9}{:>8}{:>8}\n", "stage", "s", "budget s", "passed", "failed");
+        for stage in &self.0 {
+            let budget = BUDGET_S.iter().find(|(name, _)| *name == stage.name);
+            let budget = budget.map_or("-".into(), |(_, s)| s.to_string());
+            let number = |get: fn(&Counts) -> usize| stage.counts.as_ref().map_or("-".into(), |c| get(c).to_string());
+            text += &format!(
+                "{:24}{:9.1}{budget:>9}{:>8}{:>8}\n",
+                stage.name,
+                stage.seconds,
+                number(|c| c.passed),
+                number(|c| c.failed)
+            );
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_preparation_ends_the_run_and_a_failed_stage_does_not() {
+        let mut stages = Stages::default();
+        assert_eq!(stages.prepare("build", || Err::<(), _>("no compiler".into())), Err("build: no compiler".into()));
+        stages.count("vectors", || Err("no python".into()));
+        stages.count("core, ABI, text", || Ok(Counts { passed: 5, failed: 0 }));
+        assert_eq!(stages.total(), Counts { passed: 5, failed: 1 });
+        let table = stages.table();
+        assert!(table.contains("540") && table.lines().count() == 4, "{table}");
+    }
+}
