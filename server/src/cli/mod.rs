@@ -13,6 +13,8 @@ pub mod logits;
 pub mod model_path;
 pub mod plan;
 pub mod pull;
+#[cfg(feature = "hub")]
+mod pull_hub;
 pub mod run;
 pub mod sampling_options;
 pub mod serve;

@@ -63,10 +63,13 @@ pub fn run(args: PullArgs) -> Result<(), CliError> {
     }
     let names: Vec<&str> = WHEELS.iter().map(|model| model.name).collect();
     if args.name.split('/').count() == 2 && !args.name.starts_with('/') && !args.name.ends_with('/') {
+        #[cfg(feature = "hub")]
+        return super::pull_hub::pull(&args.name, args.force);
+        #[cfg(not(feature = "hub"))]
         return Err(CliError::new(
             "this build cannot fetch from Hugging Face",
             args.name.as_str(),
-            "download the repository yourself and give its folder as MODEL",
+            "build with `--features tokenspeed-server/hub`, or download the repository and give its folder as MODEL",
         ));
     }
     Err(CliError::new("no model of that name", args.name, format!("known names: {}", names.join(", "))))
