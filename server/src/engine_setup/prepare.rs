@@ -221,7 +221,9 @@ fn open_model(options: &EngineOptions, place: &ModelPath, shape: Shape) -> Resul
         Shape::Plan => Model::open_to_plan(&path, &load_options),
         Shape::Serve | Shape::Logits(_) => Model::open(&path, &load_options),
     };
-    model.map_err(|e| CliError::new(e.to_string(), "", "the model was not loaded"))
+    model.map_err(|e| {
+        CliError::new(e.to_string(), "", "nothing was loaded; fetch or convert the file again, or give another MODEL")
+    })
 }
 
 fn kv_dtype(choice: KvCacheDtype) -> DType {
