@@ -157,7 +157,10 @@ impl HostDevice for CpuDevice {
             return Support::no(reason);
         }
         let weight = (op.kind() == OpKind::Gemm).then(|| desc.operands[1]);
-        let mut support = Support::yes(fast::kernel_name(self.level, op.kind(), weight.map(|w| w.dtype)));
+        let name = fast::special_kernel_name(self.level, op.kind(), &desc.operands);
+        let name = name.unwrap_or_else(|| fast::kernel_name(self.level, op.kind(), weight.map(|w| w.dtype)));
+        let mut support = Support::yes(name);
+        support.workspace_bytes = fast::workspace_bytes(op.kind(), &desc.operands);
         support.pack = weight.map(|w| Pack {
             operand: 1,
             layout: fast::PACKED,

@@ -18,6 +18,7 @@ pub mod elementwise;
 pub mod embedding;
 pub mod exact;
 pub mod exp;
+pub mod experts;
 mod fast;
 pub mod gemm;
 #[cfg(target_os = "linux")]
