@@ -147,7 +147,7 @@ impl HostDevice for CpuDevice {
                 false => Support::yes("reference"),
             };
         }
-        if !fast::has_kernel(op.kind()) {
+        if !fast::has_kernel_for(op.kind(), |i| desc.operands[i].dtype) {
             return match op.kind().is_fused() {
                 true => Support::no("no kernel"),
                 false => Support::yes("reference"),
@@ -170,7 +170,7 @@ impl HostDevice for CpuDevice {
     }
 
     fn prepare(&self, op: &BoundOp<'_>) -> Result<CpuOp, Fault> {
-        if self.mode == Mode::Exact || !fast::has_kernel(op.op.kind()) {
+        if self.mode == Mode::Exact || !fast::has_kernel_for(op.op.kind(), |i| op.operands[i].tensor.dtype) {
             return ExactOp::new(op).map(CpuOp::Exact);
         }
         let op = FastOp::new(self.level, &self.rope_tables, op)?;

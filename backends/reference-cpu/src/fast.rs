@@ -378,7 +378,7 @@ pub(crate) fn link<'a>(ops: impl Iterator<Item = &'a mut FastOp>) {
 }
 
 /// Whether a kernel exists. Other basic ops run as the catalogue's reference, other fused ones are expanded.
-pub(crate) const fn has_kernel(kind: OpKind) -> bool {
+const fn has_kernel(kind: OpKind) -> bool {
     if latent::handles(kind) {
         return true;
     }
@@ -401,15 +401,17 @@ pub(crate) const fn has_kernel(kind: OpKind) -> bool {
     )
 }
 
+/// Whether an op with operands of these formats has one.
+pub(crate) fn has_kernel_for(kind: OpKind, dtype: impl Fn(usize) -> DType) -> bool {
+    has_kernel(kind) && (!latent::handles(kind) || latent::takes(kind, dtype))
+}
+
 /// Why the kernels cannot run an op that passed the catalogue's schema.
 pub(crate) fn refusal(kind: OpKind, operands: &[tokenspeed_backend_api::tensor::Tensor]) -> Option<String> {
     let strided = |t: &tokenspeed_backend_api::tensor::Tensor| t.stride0 != 0 && t.stride() != t.row_bytes();
     let refused = |i: usize| strided(&operands[i]) && !latent::takes_stride(kind, i, operands.len());
     if let Some(i) = (0..operands.len()).find(|i| refused(*i)) {
         return Some(format!("operand {i} has a stride"));
-    }
-    if latent::handles(kind) {
-        return latent::refusal(kind, operands);
     }
     let dtype = |i: usize| operands[i].dtype;
     match kind {

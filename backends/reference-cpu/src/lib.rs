@@ -25,6 +25,7 @@ pub mod gemm;
 mod huge_pages;
 pub mod kv_write;
 pub mod level;
+pub mod mla;
 pub mod part;
 pub mod pool;
 pub mod rmsnorm;
