@@ -176,8 +176,54 @@ pub enum WeightBytes<'a> {
         /// Length, equal to the weight's size.
         bytes: u64,
     },
+    /// Inside a memory-mapped file, the entries of dimension 0 apart from each other: usable in place where the op takes
+    /// that stride.
+    Pitched {
+        /// Index into [`WeightSource::regions`].
+        region: usize,
+        /// First byte of entry 0 inside the region.
+        offset: u64,
+        /// Bytes from one entry to the next, at least `bytes`.
+        pitch: u64,
+        /// Entries.
+        count: u64,
+        /// Length of one entry.
+        bytes: u64,
+    },
     /// Made at load (converted, concatenated, permuted, random).
     Owned(std::borrow::Cow<'a, [u8]>),
+}
+
+impl WeightBytes<'_> {
+    /// Length of the dense form.
+    pub fn size(&self) -> u64 {
+        match self {
+            Self::Mapped { bytes, .. } => *bytes,
+            Self::Pitched { count, bytes, .. } => count * bytes,
+            Self::Owned(bytes) => bytes.len() as u64,
+        }
+    }
+
+    /// The dense form; `regions` are those of the source. Entries that lie apart are copied together.
+    ///
+    /// # Panics
+    /// If the place lies outside the regions: a defect of the source.
+    pub fn contents<'b>(&'b self, regions: &[&'b [u8]]) -> std::borrow::Cow<'b, [u8]> {
+        use std::borrow::Cow;
+        match self {
+            Self::Mapped { region, offset, bytes } => {
+                Cow::Borrowed(&regions[*region][*offset as usize..][..*bytes as usize])
+            }
+            Self::Pitched { region, offset, pitch, count, bytes } => {
+                let mut dense = Vec::with_capacity((count * bytes) as usize);
+                for i in 0..*count {
+                    dense.extend_from_slice(&regions[*region][(offset + i * pitch) as usize..][..*bytes as usize]);
+                }
+                Cow::Owned(dense)
+            }
+            Self::Owned(bytes) => Cow::Borrowed(bytes),
+        }
+    }
 }
 
 /// A checkpoint seen as a graph's weights.

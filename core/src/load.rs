@@ -4,7 +4,7 @@
 //! nor read before it is used. Otherwise they are copied once into a weights arena. A packed form is made from the
 //! stored bytes, into an arena of its own.
 
-use std::{borrow::Cow, sync::Arc};
+use std::sync::Arc;
 
 use tokenspeed_backend_api::{
     abi::{TS_BIND_ACTIVATIONS, TS_BIND_CACHE, TS_BIND_OUTPUT, TS_BIND_STEP, TS_BIND_TABLES, TS_BIND_WEIGHTS},
@@ -39,8 +39,17 @@ pub enum LoadError {
 /// Told while loading: bytes done and in total.
 pub type Progress<'a> = dyn FnMut(u64, u64) + 'a;
 
-/// Where each weight use ended up: binding slot and offset.
-type Places = Vec<(u32, u64)>;
+/// Where a weight use ended up.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    binding: u32,
+    offset: u64,
+    /// Bytes between entries of dimension 0; 0 = dense.
+    stride: u64,
+}
+
+/// By weight use.
+type Places = Vec<Place>;
 
 /// What to load, decided beforehand.
 #[derive(Clone, Copy, Debug)]
@@ -115,20 +124,29 @@ fn load_weights(
         } else {
             alignment
         };
+        let dense = |binding, offset| Place { binding, offset, stride: 0 };
         places.push(match (wanted.pack, weight(wanted.weight)?) {
             (Some(pack), _) => {
                 let at = packed_bytes;
                 packed_bytes = (at + pack.bytes).next_multiple_of(alignment);
-                (packed_slot, at)
+                dense(packed_slot, at)
             }
             (None, WeightBytes::Mapped { region, offset, .. }) if regions > 0 && offset.is_multiple_of(needed) => {
-                (TS_BIND_WEIGHTS + region as u32, offset)
+                dense(TS_BIND_WEIGHTS + region as u32, offset)
+            }
+            (None, WeightBytes::Pitched { region, offset, pitch, .. })
+                if regions > 0
+                    && offset.is_multiple_of(needed)
+                    && pitch.is_multiple_of(needed)
+                    && takes_stride(device, lowered, index, pitch)? =>
+            {
+                Place { binding: TS_BIND_WEIGHTS + region as u32, offset, stride: pitch }
             }
             (None, _) => {
                 let at = copied_bytes;
                 copied_bytes = (at + weight_bytes(&graph.weights[wanted.weight])).next_multiple_of(alignment);
                 copied.push((at, index));
-                (copied_slot, at)
+                dense(copied_slot, at)
             }
         });
     }
@@ -143,7 +161,8 @@ fn load_weights(
     let copies = arena(copied_slot, copied_bytes, bindings)?;
     for (at, index) in copied {
         let bytes = weight(lowered.weight_uses[index].weight)?;
-        let bytes = contents(source, &bytes);
+        let regions = source.regions();
+        let bytes = bytes.contents(&regions);
         device.write(&copies, at, &bytes)?;
         done += bytes.len() as u64;
         progress(done, total);
@@ -153,20 +172,32 @@ fn load_weights(
         let Some(pack) = wanted.pack else { continue };
         let op = record(lowered, wanted.first_op, &places);
         let bytes = weight(wanted.weight)?;
-        device.op_pack(&op, pack.operand, &contents(source, &bytes), &packs, places[index].1, pack.bytes)?;
+        device.op_pack(
+            &op,
+            pack.operand,
+            &bytes.contents(&source.regions()),
+            &packs,
+            places[index].offset,
+            pack.bytes,
+        )?;
         done += pack.bytes;
         progress(done, total);
     }
     Ok(places)
 }
 
-fn contents<'a>(source: &'a Arc<dyn WeightSource>, bytes: &'a WeightBytes<'a>) -> Cow<'a, [u8]> {
-    match bytes {
-        WeightBytes::Mapped { region, offset, bytes } => {
-            Cow::Borrowed(&source.regions()[*region][*offset as usize..][..*bytes as usize])
+/// Whether every op that uses weight use `index` takes it with this stride. Lowering asked about dense weights.
+fn takes_stride(device: &Device, lowered: &Lowered, index: usize, stride: u64) -> Result<bool, BackendError> {
+    for op in &lowered.ops {
+        let Some((operand, _)) = op.weights.iter().find(|(_, slot)| *slot == index) else { continue };
+        let mut operands: Vec<_> = op.desc.operands.iter().map(|t| t.to_abi()).collect();
+        operands[*operand].stride0 = stride;
+        let record = OpRecord::new(op.desc.kind, operands, op.desc.attrs, op.label.clone());
+        if !device.op_support(&record)?.is_supported() {
+            return Ok(false);
         }
-        WeightBytes::Owned(bytes) => Cow::Borrowed(bytes),
     }
+    Ok(true)
 }
 
 fn records(lowered: &Lowered, places: &Places) -> Vec<OpRecord> {
@@ -177,7 +208,8 @@ fn record(lowered: &Lowered, index: usize, places: &Places) -> OpRecord {
     let op = &lowered.ops[index];
     let mut operands: Vec<_> = op.desc.operands.iter().map(|t| t.to_abi()).collect();
     for (operand, slot) in &op.weights {
-        (operands[*operand].binding, operands[*operand].offset) = places[*slot];
+        let (operand, place) = (&mut operands[*operand], &places[*slot]);
+        (operand.binding, operand.offset, operand.stride0) = (place.binding, place.offset, place.stride);
     }
     let mut record = OpRecord::new(op.desc.kind, operands, op.desc.attrs, op.label.clone());
     (record.workspace_offset, record.workspace_bytes) = op.workspace;

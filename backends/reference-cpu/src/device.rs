@@ -147,7 +147,7 @@ impl HostDevice for CpuDevice {
                 false => Support::yes("reference"),
             };
         }
-        if !fast::has_kernel(op.kind()) {
+        if !fast::has_kernel_for(op.kind(), |i| desc.operands[i].dtype) {
             return match op.kind().is_fused() {
                 true => Support::no("no kernel"),
                 false => Support::yes("reference"),
@@ -157,7 +157,10 @@ impl HostDevice for CpuDevice {
             return Support::no(reason);
         }
         let weight = (op.kind() == OpKind::Gemm).then(|| desc.operands[1]);
-        let mut support = Support::yes(fast::kernel_name(self.level, op.kind(), weight.map(|w| w.dtype)));
+        let name = fast::special_kernel_name(self.level, op.kind(), &desc.operands);
+        let name = name.unwrap_or_else(|| fast::kernel_name(self.level, op.kind(), weight.map(|w| w.dtype)));
+        let mut support = Support::yes(name);
+        support.workspace_bytes = fast::workspace_bytes(op.kind(), &desc.operands);
         support.pack = weight.map(|w| Pack {
             operand: 1,
             layout: fast::PACKED,
@@ -167,7 +170,7 @@ impl HostDevice for CpuDevice {
     }
 
     fn prepare(&self, op: &BoundOp<'_>) -> Result<CpuOp, Fault> {
-        if self.mode == Mode::Exact || !fast::has_kernel(op.op.kind()) {
+        if self.mode == Mode::Exact || !fast::has_kernel_for(op.op.kind(), |i| op.operands[i].tensor.dtype) {
             return ExactOp::new(op).map(CpuOp::Exact);
         }
         let op = FastOp::new(self.level, &self.rope_tables, op)?;

@@ -4,6 +4,8 @@
 //! writes kept, from which [`link`] decides where workers must wait for each other. Ops that touch disjoint memory
 //! (q, k and v projections, say) run without a barrier between them.
 
+mod latent;
+
 use std::{
     ops::Range,
     sync::{Arc, Mutex, PoisonError},
@@ -91,12 +93,14 @@ pub struct FastOp {
     fills_rope: bool,
     /// Scratch one worker needs.
     pub(crate) scratch_bytes: usize,
+    /// Address of the memory that workers share during the op.
+    workspace: usize,
 }
 
 impl FastOp {
     pub(crate) fn new(level: Level, tables: &RopeTables, op: &BoundOp<'_>) -> Result<Self, Fault> {
         let (kind, attrs, o) = (op.op.kind(), *op.op.attrs(), op.operands);
-        if o.iter().any(|o| !o.tensor.is_dense()) {
+        if o.iter().enumerate().any(|(i, t)| !t.tensor.is_dense() && !latent::takes_stride(kind, i, o.len())) {
             return Err(Fault::unsupported(format!("{kind}: operands with a stride")));
         }
         let span = |o: &Operand| o.data as usize..o.data as usize + o.bytes;
@@ -119,17 +123,27 @@ impl FastOp {
             }
             _ => 0,
         };
-        Ok(Self {
+        let mut writes = by(|r| r != Role::In);
+        let workspace = op.workspace as usize;
+        if op.op.workspace_bytes() > 0 {
+            writes.push(workspace..workspace + op.op.workspace_bytes() as usize);
+        }
+        let mut bound = Self {
             kind,
             attrs,
             operands: o.to_vec(),
             rope,
             reads: by(|r| r != Role::Out),
-            writes: by(|r| r != Role::In),
+            writes,
             barrier_before: true,
             fills_rope: true,
             scratch_bytes,
-        })
+            workspace,
+        };
+        if latent::handles(kind) {
+            bound.scratch_bytes = latent::scratch_bytes(level, &bound);
+        }
+        Ok(bound)
     }
 
     /// Rows of operand `i` in this step.
@@ -193,6 +207,7 @@ impl FastOp {
                 OpKind::KvWrite => kv_write(part, self.f32(0), step.tokens, step.rows, self.pages(1, 2)),
                 OpKind::PagedAttention => self.attend(level, worker, step),
                 OpKind::RowGather => row_gather(part, self.f32(0), width, step.logit_rows, self.f32(1)),
+                kind if latent::handles(kind) => return latent::run(self, level, worker, step),
                 other => unreachable!("{other} has no kernel: `has_kernel` sends it to the reference"),
             }
         }
@@ -363,7 +378,10 @@ pub(crate) fn link<'a>(ops: impl Iterator<Item = &'a mut FastOp>) {
 }
 
 /// Whether a kernel exists. Other basic ops run as the catalogue's reference, other fused ones are expanded.
-pub(crate) const fn has_kernel(kind: OpKind) -> bool {
+const fn has_kernel(kind: OpKind) -> bool {
+    if latent::handles(kind) {
+        return true;
+    }
     matches!(
         kind,
         OpKind::TableUpdate
@@ -383,9 +401,16 @@ pub(crate) const fn has_kernel(kind: OpKind) -> bool {
     )
 }
 
+/// Whether an op with operands of these formats has one.
+pub(crate) fn has_kernel_for(kind: OpKind, dtype: impl Fn(usize) -> DType) -> bool {
+    has_kernel(kind) && (!latent::handles(kind) || latent::takes(kind, dtype))
+}
+
 /// Why the kernels cannot run an op that passed the catalogue's schema.
 pub(crate) fn refusal(kind: OpKind, operands: &[tokenspeed_backend_api::tensor::Tensor]) -> Option<String> {
-    if let Some(i) = operands.iter().position(|t| t.stride0 != 0 && t.stride() != t.row_bytes()) {
+    let strided = |t: &tokenspeed_backend_api::tensor::Tensor| t.stride0 != 0 && t.stride() != t.row_bytes();
+    let refused = |i: usize| strided(&operands[i]) && !latent::takes_stride(kind, i, operands.len());
+    if let Some(i) = (0..operands.len()).find(|i| refused(*i)) {
         return Some(format!("operand {i} has a stride"));
     }
     let dtype = |i: usize| operands[i].dtype;
@@ -401,6 +426,20 @@ pub(crate) fn refusal(kind: OpKind, operands: &[tokenspeed_backend_api::tensor::
         }
         _ => None,
     }
+}
+
+/// Memory of the activations arena that workers share during an op.
+pub(crate) fn workspace_bytes(kind: OpKind, operands: &[tokenspeed_backend_api::tensor::Tensor]) -> u64 {
+    latent::workspace_bytes(kind, operands)
+}
+
+/// Kernel name of an op bound in a file of its own.
+pub(crate) fn special_kernel_name(
+    level: Level,
+    kind: OpKind,
+    operands: &[tokenspeed_backend_api::tensor::Tensor],
+) -> Option<String> {
+    latent::handles(kind).then(|| latent::kernel_name(level, kind, operands))
 }
 
 /// Kernel name for the support table.

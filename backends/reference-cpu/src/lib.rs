@@ -18,12 +18,14 @@ pub mod elementwise;
 pub mod embedding;
 pub mod exact;
 pub mod exp;
+pub mod experts;
 mod fast;
 pub mod gemm;
 #[cfg(target_os = "linux")]
 mod huge_pages;
 pub mod kv_write;
 pub mod level;
+pub mod mla;
 pub mod part;
 pub mod pool;
 pub mod rmsnorm;

@@ -38,6 +38,13 @@ pub fn e4m3_from_f32(x: f32) -> u8 {
     sign | ((((bits >> 23) - 120) << 3) | ((bits >> 20) & 7)) as u8
 }
 
+/// Every e4m3 code as f32.
+pub fn e4m3_table() -> &'static [f32; 256] {
+    static TABLE: std::sync::LazyLock<[f32; 256]> =
+        std::sync::LazyLock::new(|| std::array::from_fn(|code| f32_from_e4m3(code as u8)));
+    &TABLE
+}
+
 /// Whether [`load`] and [`store`] know `dtype`.
 pub const fn is_float(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::F16 | DType::BF16 | DType::F8E4M3)

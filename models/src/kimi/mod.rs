@@ -18,6 +18,7 @@ mod kda;
 mod latent_moe;
 mod source;
 mod stack;
+mod stacks;
 pub mod tensors;
 pub mod tiny;
 

@@ -1,18 +1,17 @@
 //! Weights of a graph from a checkpoint in the published layout.
 //!
-//! A matrix in the graph's format is used in place; small weights become f32; experts are gathered into one stack per
-//! matrix. Everything is looked up and measured when the source is opened, so a load cannot fail half-way.
-//!
-//! Experts that lie in one file at a constant pitch could be used in place too (see `slots` of the `experts` op); until a
-//! graph's weights can say a stride, they are copied.
+//! A matrix in the graph's format is used in place; small weights become f32. A stack of experts is used in place if its
+//! experts lie in one file at a constant pitch, whatever their order ([`super::stacks`]); else it is copied. Everything is
+//! looked up and measured when the source is opened, so a load cannot fail half-way.
 
 use super::{
     config::KimiConfig,
     latent_moe::SLOTS,
+    stacks::{self, Pitch},
     tensors::{self, SKIPPED_PREFIXES, Stored, TEXT_PREFIX},
 };
 use crate::weights::{Checkpoint, Format, Tensor};
-use std::borrow::Cow;
+use std::{borrow::Cow, collections::HashMap};
 use tokenspeed_backend_api::{
     dtype::DType,
     graph::{WeightBytes, WeightSource, WeightSpec},
@@ -65,6 +64,9 @@ pub struct KimiWeights {
     kda_heads: u64,
     skipped: usize,
     unknown: Vec<String>,
+    /// By layer: at which place of its stacks each expert lies.
+    slots: HashMap<String, Vec<u32>>,
+    copied_expert_bytes: u64,
 }
 
 impl KimiWeights {
@@ -77,14 +79,20 @@ impl KimiWeights {
             kda_heads: config.kda.heads,
             skipped: 0,
             unknown: Vec::new(),
+            slots: HashMap::new(),
+            copied_expert_bytes: 0,
             checkpoint,
         };
         source.refuse_other_quantisations()?;
-        let (mut fault, mut wanted) = (None, std::collections::HashSet::new());
+        let (mut fault, mut wanted, mut stacks) = (None, std::collections::HashSet::new(), Vec::new());
         tensors::text(config, &mut |stored| {
             if fault.is_none() {
                 fault = source.check(&stored).err();
                 wanted.insert(format!("{}{}", source.prefix, stored.name));
+                // Expert 0 stands for all of a stack.
+                if let Some((layer, rest)) = stored.name.split_once(".experts.0.") {
+                    stacks.push((layer.to_owned(), rest.to_owned()));
+                }
             }
         });
         if let Some(fault) = fault {
@@ -97,7 +105,40 @@ impl KimiWeights {
                 source.unknown.push(tensor.name.clone());
             }
         }
+        source.place_experts(&stacks)?;
         Ok(source)
+    }
+
+    /// Bytes of experts that do not lie at a constant pitch and are copied when they are loaded; 0 = all are used in
+    /// place.
+    pub fn copied_expert_bytes(&self) -> u64 {
+        self.copied_expert_bytes
+    }
+
+    /// Decide the order of every layer's experts, from (layer, matrix) of all stacks.
+    fn place_experts(&mut self, stacks: &[(String, String)]) -> Result<(), KimiWeightsError> {
+        for (layer, rest) in stacks {
+            if !self.slots.contains_key(layer)
+                && let Some(slots) = stacks::order(&self.experts_of(layer, rest)?)
+            {
+                self.slots.insert(layer.clone(), slots);
+            }
+        }
+        for (layer, rest) in stacks {
+            let in_order = || (0..self.experts as u32).collect();
+            let slots = self.slots.get(layer).cloned().unwrap_or_else(in_order);
+            let tensors = self.experts_of(layer, rest)?;
+            if stacks::pitch(&tensors, &slots).is_none() {
+                self.copied_expert_bytes += tensors.iter().map(|t| t.bytes).sum::<u64>();
+            }
+            self.slots.insert(layer.clone(), slots);
+        }
+        Ok(())
+    }
+
+    /// One matrix of every expert of a layer.
+    fn experts_of(&self, layer: &str, rest: &str) -> Result<Vec<&Tensor>, KimiWeightsError> {
+        (0..self.experts).map(|e| self.find(&format!("{layer}.experts.{e}.{rest}"))).collect()
     }
 
     /// Where they come from.
@@ -173,11 +214,23 @@ impl KimiWeights {
         let Some((layer, rest)) = spec.name.split_once(".experts.") else {
             return Err(format!("`{}` names no experts", spec.name));
         };
-        let mut stack = Vec::new();
-        for expert in 0..self.experts {
-            stack.extend_from_slice(self.bytes(&format!("{layer}.experts.{expert}.{rest}"))?.1);
-        }
-        Ok(WeightBytes::Owned(Cow::Owned(stack)))
+        let tensors = self.experts_of(layer, rest).map_err(|e| e.to_string())?;
+        let slots = self.slots.get(layer).ok_or_else(|| format!("`{}` belongs to no layer", spec.name))?;
+        let (bytes, count) = (tensors[0].bytes, self.experts);
+        Ok(match stacks::pitch(&tensors, slots) {
+            Some(Pitch { region, offset, pitch }) if pitch == bytes => {
+                WeightBytes::Mapped { region, offset, bytes: bytes * count }
+            }
+            Some(Pitch { region, offset, pitch }) => WeightBytes::Pitched { region, offset, pitch, count, bytes },
+            None => {
+                let mut stack = vec![0; (bytes * count) as usize];
+                for (tensor, slot) in tensors.iter().zip(slots) {
+                    let at = u64::from(*slot) * bytes;
+                    stack[at as usize..][..bytes as usize].copy_from_slice(self.checkpoint.bytes(tensor));
+                }
+                WeightBytes::Owned(Cow::Owned(stack))
+            }
+        })
     }
 }
 
@@ -194,7 +247,10 @@ impl WeightSource for KimiWeights {
         let values: u64 = spec.dims.iter().product();
         let size = spec.dtype.bytes(values).ok_or_else(|| format!("`{}` cuts a block", spec.name))?;
         if spec.name.ends_with(SLOTS) {
-            let order = (0..values as u32).flat_map(u32::to_le_bytes).collect();
+            let layer = spec.name.strip_suffix(SLOTS).and_then(|name| name.strip_suffix('.')).unwrap_or_default();
+            let slots = self.slots.get(layer).filter(|slots| slots.len() as u64 == values);
+            let slots = slots.ok_or_else(|| format!("`{}` belongs to no layer of {values} experts", spec.name))?;
+            let order = slots.iter().flat_map(|slot| slot.to_le_bytes()).collect();
             return Ok(WeightBytes::Owned(Cow::Owned(order)));
         }
         let made = if tensors::is_expert(&spec.name) {
@@ -216,10 +272,7 @@ impl WeightSource for KimiWeights {
                 return Err(format!("`{}` is {dtype}, but {} is needed", spec.name, spec.dtype));
             }
         };
-        let actual = match &made {
-            WeightBytes::Mapped { bytes, .. } => *bytes,
-            WeightBytes::Owned(bytes) => bytes.len() as u64,
-        };
+        let actual = made.size();
         if actual != size {
             return Err(format!("`{}` has {actual} bytes, but {size} are needed", spec.name));
         }

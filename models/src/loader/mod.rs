@@ -198,6 +198,13 @@ fn note_unused(weights: &KimiWeights, notices: &mut Vec<Notice>) {
         let text = format!("{} tensors of the vision tower are not loaded: text only", weights.skipped());
         notices.push(Notice { is_warning: false, text });
     }
+    if weights.copied_expert_bytes() > 0 {
+        let text = format!(
+            "{} bytes of experts do not lie at a constant pitch in one file and are copied into memory",
+            weights.copied_expert_bytes()
+        );
+        notices.push(Notice { is_warning: true, text });
+    }
     if let [first, others @ ..] = weights.unknown() {
         let text = format!("tensors that no part of the model asks for, ignored: {first} (and {} more)", others.len());
         notices.push(Notice { is_warning: true, text });

@@ -142,3 +142,110 @@ fn padding_of_a_log_is_cut() {
     let WeightBytes::Mapped { bytes, .. } = weights.weight(spec).expect("there") else { panic!("used in place") };
     assert_eq!(bytes, 16);
 }
+
+/// Stacks of experts wherever they are: dense bytes by the graph's own name, and whether they are used in place.
+fn stacks(weights: &KimiWeights) -> (Vec<(String, Vec<u8>)>, usize) {
+    let graph = Graphs::new(&small(), GraphOptions::EXACT).forward;
+    let regions = weights.regions();
+    let mut in_place = 0;
+    let list = graph.weights.iter().filter(|w| tensors::is_expert(&w.name)).map(|spec| {
+        let found = weights.weight(spec).expect("there");
+        in_place += usize::from(matches!(found, WeightBytes::Pitched { .. }));
+        (spec.name.clone(), found.contents(&regions).into_owned())
+    });
+    (list.collect(), in_place)
+}
+
+/// Experts in order of their id, by the places that the checkpoint gives them.
+fn by_id(stacks: &[(String, Vec<u8>)]) -> BTreeMap<String, Vec<Vec<u8>>> {
+    let experts = small().moe.experts as usize;
+    let layer = |name: &str| name.split_once(".experts.").expect("a stack").0.to_owned();
+    let slots: BTreeMap<String, Vec<u32>> = stacks
+        .iter()
+        .filter(|(name, _)| name.ends_with(".slots"))
+        .map(|(name, bytes)| (layer(name), bytes.as_chunks().0.iter().map(|b| u32::from_le_bytes(*b)).collect()))
+        .collect();
+    let matrices = stacks.iter().filter(|(name, _)| !name.ends_with(".slots"));
+    matrices
+        .map(|(name, bytes)| {
+            let each = bytes.len() / experts;
+            let expert = |slot: &u32| bytes[*slot as usize * each..][..each].to_vec();
+            (name.clone(), slots[&layer(name)].iter().map(expert).collect())
+        })
+        .collect()
+}
+
+/// In whatever order a file has the experts, the graph finds the same ones, in place if their pitch is constant.
+#[test]
+fn experts_are_found_in_any_order_and_used_in_place_where_they_can_be() {
+    let folder = Folder::new("places");
+    tiny::write(&folder.0, &small(), 1).expect("written");
+    let open = |change: &dyn Fn(&mut Vec<(String, String, Vec<u64>, Vec<u8>)>)| {
+        let source = Folder::new("places-edited");
+        std::fs::copy(folder.0.join("model.safetensors"), source.0.join("model.safetensors")).expect("copied");
+        let weights = KimiWeights::open(edit(&source.0, change), &small()).expect("complete");
+        let (list, in_place) = stacks(&weights);
+        let slots = list.iter().find(|(name, _)| name.ends_with(".slots")).expect("a MoE layer").1.clone();
+        (by_id(&list), in_place, weights.copied_expert_bytes(), slots)
+    };
+    let size = CheckpointSize::of(&small()).experts.bytes;
+    // As written: by name, so 0, 1, 10, 11, … with all six tensors of an expert together.
+    let (written, in_place, copied, slots) = open(&|_| {});
+    assert_eq!((in_place, copied), (6, 0));
+    assert_eq!(slots[..16], [0u32, 1, 8, 9].map(u32::to_le_bytes).concat());
+
+    let (name, key) = ("language_model.model.layers.1.block_sparse_moe.experts.", |t: &str| {
+        t.split('.').nth(6).and_then(|e| e.parse::<u64>().ok())
+    });
+    let shuffle = |list: &mut Vec<(String, String, Vec<u64>, Vec<u8>)>| {
+        list.sort_by_key(|t| if t.0.starts_with(name) { key(&t.0).map(|e| 1 + e * 7 % 16) } else { None });
+    };
+    let (shuffled, in_place, copied, slots) = open(&shuffle);
+    assert_eq!((in_place, copied), (6, 0));
+    assert_eq!(slots[..16], [0u32, 7, 14, 5].map(u32::to_le_bytes).concat());
+    assert!(shuffled == written, "the same experts");
+
+    // Something between two experts: no pitch.
+    let (apart, in_place, copied, _) = open(&|list| {
+        let at = list.iter().position(|t| t.0.contains(".experts.5.w1.weight_packed")).expect("there");
+        list.insert(at, ("stray".to_owned(), "U8".to_owned(), vec![3], vec![0; 3]));
+    });
+    assert_eq!((in_place, copied), (0, size));
+    assert!(apart == written, "the same experts");
+
+    // One matrix in an order of its own is copied, in the order of the others.
+    let (other, in_place, copied, _) = open(&|list| {
+        let odd = |t: &(String, String, Vec<u64>, Vec<u8>)| t.0.ends_with(".w2.weight_packed") && t.0.starts_with(name);
+        let mut moved: Vec<_> = list.iter().filter(|t| odd(t)).cloned().collect();
+        list.retain(|t| !odd(t));
+        moved.reverse();
+        list.extend(moved);
+    });
+    assert_eq!((in_place, copied), (5, 16 * 64 * 48));
+    assert!(other == written, "the same experts");
+}
+
+/// A layer whose experts lie in two shards is copied.
+#[test]
+fn experts_split_over_two_shards_are_copied() {
+    let folder = Folder::new("shards");
+    tiny::write(&folder.0, &small(), 1).expect("written");
+    let whole = KimiWeights::open(edit(&folder.0, |_| {}), &small()).expect("complete");
+    let want = by_id(&stacks(&whole).0);
+    let second = |name: &str| name.contains(".experts.3.") || name.contains(".experts.12.");
+    let mut map = Map::new();
+    for (file, keep) in [("a.safetensors", false), ("b.safetensors", true)] {
+        let part = Folder::new("shards-part");
+        std::fs::copy(folder.0.join("model.safetensors"), part.0.join("model.safetensors")).expect("copied");
+        for tensor in edit(&part.0, |list| list.retain(|t| second(&t.0) == keep)).tensors() {
+            map.insert(tensor.name.clone(), json!(file));
+        }
+        std::fs::copy(part.0.join("model.safetensors"), folder.0.join(file)).expect("copied");
+    }
+    let index = folder.0.join("split.safetensors.index.json");
+    std::fs::write(&index, json!({"metadata": {}, "weight_map": map}).to_string()).expect("written");
+    let split = KimiWeights::open(Checkpoint::open(&index).expect("sound"), &small()).expect("complete");
+    let (list, in_place) = stacks(&split);
+    assert_eq!((in_place, split.copied_expert_bytes()), (0, CheckpointSize::of(&small()).experts.bytes));
+    assert!(by_id(&list) == want, "the same experts");
+}

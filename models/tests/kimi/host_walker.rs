@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use tokenspeed_backend_api::{
     catalogue::{self, Case, CaseOperand, Role},
     dtype::DType,
-    graph::{CacheTensor, ComponentKind, Graph, GraphOp, Ref, Vary, WeightBytes, WeightSource},
+    graph::{CacheTensor, ComponentKind, Graph, GraphOp, Ref, Vary, WeightSource},
     step::{StepData, StepView},
     tensor::Tensor,
 };
@@ -105,12 +105,8 @@ impl<'a> Host<'a> {
         if self.weights.contains_key(&spec.name) {
             return;
         }
-        let bytes = match self.source.weight(spec).unwrap_or_else(|e| panic!("{e}")) {
-            WeightBytes::Owned(bytes) => bytes.into_owned(),
-            WeightBytes::Mapped { region, offset, bytes } => {
-                self.source.regions()[region][offset as usize..(offset + bytes) as usize].to_vec()
-            }
-        };
+        let found = self.source.weight(spec).unwrap_or_else(|e| panic!("{e}"));
+        let bytes = found.contents(&self.source.regions()).into_owned();
         self.weights.insert(spec.name.clone(), bytes);
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use tokenspeed_backend_api::{
     dtype::DType,
-    graph::{Graph, GraphOp, Ref, WeightBytes, WeightSource},
+    graph::{Graph, GraphOp, Ref, WeightSource},
     op::{OpKind, ROPE_PAIRS},
     quant::dequantize_row,
 };
@@ -130,12 +130,9 @@ impl Run<'_> {
         let spec = &self.graph.weights[index];
         let found = self.source.weight(spec).expect("every weight of the graph exists");
         let regions = self.source.regions();
-        let bytes = match &found {
-            WeightBytes::Mapped { region, offset, bytes } => &regions[*region][*offset as usize..][..*bytes as usize],
-            WeightBytes::Owned(bytes) => bytes.as_ref(),
-        };
+        let bytes = found.contents(&regions);
         let mut values = vec![0f32; spec.dims.iter().product::<u64>() as usize];
-        dequantize_row(spec.dtype, bytes, &mut values);
+        dequantize_row(spec.dtype, &bytes, &mut values);
         let row = spec.dims[spec.dims.len() - 1] as usize;
         values.chunks(row).map(|row| row.iter().map(|v| f64::from(*v)).collect()).collect()
     }

@@ -8,7 +8,7 @@
 //! along the dimension for single queries (another summation order than the one that is fast for many).
 
 mod kernel;
-mod tile;
+pub(crate) mod tile;
 
 use crate::{
     kv_write::Pages,

@@ -101,6 +101,13 @@ impl Head<'_> {
                 DType::BF16 if self.padded() == self.dim => {
                     self.rows::<S>(start, positions, out, |p, d, _| S::load_bf16(p.add(2 * d)));
                 }
+                DType::F8E4M3 if self.padded() == self.dim => {
+                    let table = small_float::e4m3_table();
+                    self.rows::<S>(start, positions, out, |p, d, _| {
+                        let lane: [f32; LANES] = std::array::from_fn(|l| table[usize::from(*p.add(d + l))]);
+                        S::load(lane.as_ptr())
+                    });
+                }
                 dtype => self.rows::<S>(start, positions, out, |p, d, n| {
                     let mut lane = [0f32; LANES];
                     for (l, lane) in lane.iter_mut().enumerate().take(n) {

@@ -7,7 +7,7 @@
 //! on the way, with the same result.
 
 #[cfg(target_arch = "x86_64")]
-mod amx;
+pub(crate) mod amx;
 pub mod layout;
 mod pack;
 mod panel;

@@ -165,6 +165,18 @@ impl Simd for Avx2 {
         unsafe { F(_mm256_cvtepi32_ps(a.0), _mm256_cvtepi32_ps(a.1)) }
     }
     #[inline(always)]
+    unsafe fn e2m1(scale: F, v: I) -> F {
+        unsafe {
+            // The permute looks at three index bits; the fourth is the sign.
+            let table = _mm256_mul_ps(_mm256_setr_ps(0., 0.5, 1., 1.5, 2., 3., 4., 6.), scale.0);
+            let half = |v: __m256i| {
+                let sign = _mm256_slli_epi32::<28>(_mm256_and_si256(v, _mm256_set1_epi32(8)));
+                _mm256_xor_ps(_mm256_permutevar8x32_ps(table, v), _mm256_castsi256_ps(sign))
+            };
+            F(half(v.0), half(v.1))
+        }
+    }
+    #[inline(always)]
     unsafe fn load_u8(p: *const u8) -> I {
         unsafe {
             I(_mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast())), _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.add(8).cast())))

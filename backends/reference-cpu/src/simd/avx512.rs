@@ -165,6 +165,14 @@ impl Simd for Avx512 {
         }
     }
     #[inline(always)]
+    unsafe fn e2m1(scale: __m512, v: __m512i) -> __m512 {
+        unsafe {
+            let table = _mm512_setr_ps(0., 0.5, 1., 1.5, 2., 3., 4., 6., -0., -0.5, -1., -1.5, -2., -3., -4., -6.);
+            // Scaled before the look-up: two of them share one product.
+            _mm512_permutexvar_ps(v, _mm512_mul_ps(table, scale))
+        }
+    }
+    #[inline(always)]
     unsafe fn load_u8(p: *const u8) -> __m512i {
         unsafe { _mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast())) }
     }

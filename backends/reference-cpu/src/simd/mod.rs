@@ -101,6 +101,8 @@ pub trait Simd: Copy + 'static {
             Self::sub(Self::i_to_f(q), Self::splat(8.0))
         }
     }
+    /// The E2M1 number in the low four bits of each lane, times `scale`, which is the same in every lane.
+    unsafe fn e2m1(scale: Self::F, v: Self::I) -> Self::F;
     /// Sixteen u8.
     unsafe fn load_u8(p: *const u8) -> Self::I;
     /// Sixteen i8.

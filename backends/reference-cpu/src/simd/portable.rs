@@ -155,6 +155,11 @@ impl Simd for Portable {
         map(a, |x| x as f32)
     }
     #[inline(always)]
+    unsafe fn e2m1(scale: Self::F, v: Self::I) -> Self::F {
+        const TABLE: [f32; 16] = [0., 0.5, 1., 1.5, 2., 3., 4., 6., -0., -0.5, -1., -1.5, -2., -3., -4., -6.];
+        zip(scale, map(v, |v| TABLE[(v & 15) as usize]), |scale, v| v * scale)
+    }
+    #[inline(always)]
     unsafe fn load_u8(p: *const u8) -> Self::I {
         map(unsafe { p.cast::<[u8; LANES]>().read_unaligned() }, |x| x as i32)
     }

@@ -10,7 +10,7 @@
 mod codes;
 mod narrow;
 mod split;
-mod tiles;
+pub(crate) mod tiles;
 mod wide;
 
 use super::GemmArgs;

@@ -76,4 +76,4 @@ macro_rules! multiply {
     };
 }
 
-pub(super) use {load, multiply, store, zero};
+pub(crate) use {load, multiply, store, zero};
