@@ -4,6 +4,8 @@
 //! writes kept, from which [`link`] decides where workers must wait for each other. Ops that touch disjoint memory
 //! (q, k and v projections, say) run without a barrier between them.
 
+mod kimi_linear;
+
 use std::{
     ops::Range,
     sync::{Arc, Mutex, PoisonError},
@@ -83,6 +85,7 @@ pub struct FastOp {
     attrs: Attrs,
     operands: Vec<Operand>,
     rope: Option<Arc<RopeTable>>,
+    kimi: kimi_linear::Prepared,
     reads: Vec<Range<usize>>,
     writes: Vec<Range<usize>>,
     /// Workers meet before this op.
@@ -117,9 +120,11 @@ impl FastOp {
                 let (q, k) = (&o[0].tensor, &o[1].tensor);
                 attention::scratch_bytes(q.dims[1], k.dims[2], q.dims[2])
             }
+            _ if kimi_linear::handles(kind) => kimi_linear::scratch_bytes(level, kind, o),
             _ => 0,
         };
         Ok(Self {
+            kimi: kimi_linear::Prepared::new(kind, attrs.i[0] as usize, o),
             kind,
             attrs,
             operands: o.to_vec(),
@@ -193,6 +198,7 @@ impl FastOp {
                 OpKind::KvWrite => kv_write(part, self.f32(0), step.tokens, step.rows, self.pages(1, 2)),
                 OpKind::PagedAttention => self.attend(level, worker, step),
                 OpKind::RowGather => row_gather(part, self.f32(0), width, step.logit_rows, self.f32(1)),
+                kind if kimi_linear::handles(kind) => return kimi_linear::run(self, level, worker, step),
                 other => unreachable!("{other} has no kernel: `has_kernel` sends it to the reference"),
             }
         }
@@ -380,7 +386,7 @@ pub(crate) const fn has_kernel(kind: OpKind) -> bool {
             | OpKind::RowGather
             | OpKind::SiluMul
             | OpKind::AddRmsNorm
-    )
+    ) || kimi_linear::handles(kind)
 }
 
 /// Why the kernels cannot run an op that passed the catalogue's schema.
@@ -399,6 +405,7 @@ pub(crate) fn refusal(kind: OpKind, operands: &[tokenspeed_backend_api::tensor::
         OpKind::PagedAttention if operands[2].dims[3] != operands[1].dims[3] => {
             Some("values of another width than keys".into())
         }
+        _ if kimi_linear::handles(kind) => kimi_linear::refusal(kind, operands),
         _ => None,
     }
 }
