@@ -156,18 +156,18 @@ fn main() {
     let most = 2048;
     let [q, k, v, g] = [0.08, 0.2, 1.0, 0.0].map(|scale| p(values(most * channels, scale)));
     // SAFETY: the whole buffer.
-    unsafe { std::slice::from_raw_parts_mut(g.0, most * channels) }.iter_mut().enumerate().for_each(|(i, g)| {
+    unsafe { std::slice::from_raw_parts_mut(g.at(0), most * channels) }.iter_mut().enumerate().for_each(|(i, g)| {
         *g = -((i * 31 % 997) as f32 / 997.0).powi(4) * 5.0;
     });
     let (beta, o) = (p(values(most * heads, 0.5)), p(values(most * channels, 1.0)));
     let recurrence = |rows: &'static [ts_step_row], layer: usize, tiles: bool| KdaArgs {
-        q: q.0,
-        k: k.0,
-        v: v.0,
-        g: g.0,
-        beta: beta.0,
+        q: q.at(0),
+        k: k.at(0),
+        v: v.at(0),
+        g: g.at(0),
+        beta: beta.at(0),
         state: state.at(layer * layer_len),
-        o: o.0,
+        o: o.at(0),
         rows,
         heads,
         keys: DIM,
@@ -218,14 +218,14 @@ fn main() {
         let rows = rows(requests, tokens, 1000);
         let took = best(&mut pool, |run| {
             let args = Send(ShortConvArgs {
-                x: [q.0, k.0, v.0],
+                x: [q.at(0), k.at(0), v.at(0)],
                 weights: [0, 1, 2].map(|i| taps.at(i * channels * 4).cast_const()),
                 window: Window {
                     data: window.at(run % LAYERS * window_bytes / 4).cast(),
                     dtype: DType::BF16,
                     width: 3 * channels,
                 },
-                y: [o.0, g.0, o.0],
+                y: [o.at(0), g.at(0), o.at(0)],
                 rows,
                 channels,
                 taps: 4,
@@ -239,10 +239,10 @@ fn main() {
     for tokens in [1, 512] {
         let took = best(&mut pool, |_| {
             let args = GateArgs {
-                f: v.0,
-                a_log: beta.0,
-                dt_bias: v.0,
-                g: o.0,
+                f: v.at(0),
+                a_log: beta.at(0),
+                dt_bias: v.at(0),
+                g: o.at(0),
                 tokens,
                 heads,
                 keys: DIM,
@@ -254,17 +254,18 @@ fn main() {
         });
         moved(&format!("kda_gate, {tokens} tokens"), took, tokens * 8 * channels);
         let took = best(&mut pool, |_| {
-            let args = Send(L2NormArgs { x: v.0, y: o.0, rows: tokens * heads, width: DIM, eps: 1e-6, scale: 1.0 });
+            let args =
+                Send(L2NormArgs { x: v.at(0), y: o.at(0), rows: tokens * heads, width: DIM, eps: 1e-6, scale: 1.0 });
             // SAFETY: as above.
             Box::new(move |w| unsafe { l2norm(level, w.part(), *args.get()) })
         });
         moved(&format!("l2norm, {tokens} tokens"), took, tokens * 8 * channels);
         let took = best(&mut pool, |_| {
             let args = GatedRmsNormArgs {
-                x: v.0,
-                gate: q.0,
-                weight: k.0,
-                y: o.0,
+                x: v.at(0),
+                gate: q.at(0),
+                weight: k.at(0),
+                y: o.at(0),
                 rows: tokens * heads,
                 width: DIM,
                 eps: 1e-5,
@@ -281,23 +282,29 @@ fn main() {
         let y = P(bank[(SNAPSHOTS + 1) * tokens * HIDDEN..].as_mut_ptr());
         let weights = p(values(2 * HIDDEN, 0.1));
         let shared = p(values(attn_res::shared_len(candidates.len(), HIDDEN), 0.0));
-        let scorer = move || attn_res::Scorer { norm: weights.0, proj: weights.at(HIDDEN), eps: 1e-5 };
+        let scorer = move || attn_res::Scorer { norm: weights.at(0), proj: weights.at(HIDDEN), eps: 1e-5 };
         let took = best(&mut pool, |_| {
             let candidates = Send(candidates);
             Box::new(move |w| {
-                let args =
-                    attn_res::MixArgs { scorer: scorer(), candidates: candidates.get(), y: y.0, tokens, width: HIDDEN };
+                let args = attn_res::MixArgs {
+                    scorer: scorer(),
+                    candidates: candidates.get(),
+                    y: y.at(0),
+                    tokens,
+                    width: HIDDEN,
+                };
                 // SAFETY: as above.
-                unsafe { attn_res::mix(level, w, attn_res::Shared { data: shared.0 }, &args) };
+                unsafe { attn_res::mix(level, w, attn_res::Shared { data: shared.at(0) }, &args) };
             })
         });
         moved(&format!("attn_res_mix, {tokens} tokens"), took, 4 * HIDDEN * (tokens * (SNAPSHOTS + 2) + 2));
         let took = best(&mut pool, |_| {
             Box::new(move |w| {
-                let (acc, stats, sum) = (q.0, beta.0, v.0);
-                let args = attn_res::CombineArgs { scorer: scorer(), acc, stats, sum, y: y.0, tokens, width: HIDDEN };
+                let (acc, stats, sum) = (q.at(0), beta.at(0), v.at(0));
+                let args =
+                    attn_res::CombineArgs { scorer: scorer(), acc, stats, sum, y: y.at(0), tokens, width: HIDDEN };
                 // SAFETY: as above.
-                unsafe { attn_res::combine(level, w, attn_res::Shared { data: shared.0 }, &args) };
+                unsafe { attn_res::combine(level, w, attn_res::Shared { data: shared.at(0) }, &args) };
             })
         });
         moved(&format!("attn_res_combine, {tokens} tokens"), took, 4 * HIDDEN * (tokens * 3 + 2));
@@ -306,9 +313,9 @@ fn main() {
         let took = best(&mut pool, |_| {
             Box::new(move |w| {
                 let args = RouterArgs {
-                    logits: logits.0,
-                    bias: bias.0,
-                    ids: o.0.cast(),
+                    logits: logits.at(0),
+                    bias: bias.at(0),
+                    ids: o.at(0).cast(),
                     weights: o.at(tokens * TOP),
                     tokens,
                     experts: EXPERTS,

@@ -22,7 +22,7 @@ use tokenspeed_reference_cpu::{
     },
     l2norm::{L2NormArgs, l2norm},
     scratch::Scratch,
-    short_conv::{self, ShortConvArgs, Window, short_conv},
+    short_conv::{ShortConvArgs, Window, short_conv},
 };
 
 fn levels() -> impl Iterator<Item = Level> {
