@@ -1,7 +1,7 @@
 //! `short_conv`: the depthwise causal convolution and SiLU in front of a linear-attention head.
 //!
-//! Work is blocks of 128 channels over all requests: a block's taps are turned once so that lanes are channels, and its
-//! window stays in the level-1 cache. The window in the slot is read before it is written, by the same worker, so a
+//! Work is blocks of at most 512 channels over all requests: a block's taps are turned once so that lanes are channels, and
+//! its window stays in the level-1 cache. The window in the slot is read before it is written, by the same worker, so a
 //! request may read and write one slot.
 //!
 //! Rejected: shares of tokens. A share would need its neighbour's inputs, and one decoded token has only one share.
@@ -18,8 +18,10 @@ use crate::{
     state_slots,
 };
 
-/// Channels of a block.
-pub(crate) const BLOCK: usize = 128;
+/// Most channels of a block: long enough runs of a row for the processor to fetch ahead.
+pub(crate) const BLOCK: usize = 512;
+/// Shares are whole cache lines.
+const LINE: usize = 16;
 
 /// The window of the state slots.
 #[derive(Clone, Copy, Debug)]
@@ -179,10 +181,12 @@ impl Kernel for Run<'_> {
         let Run(part, scratch, args) = self;
         let mut carver = scratch.carve();
         let weights: *mut f32 = carver.take((2 * args.taps - 1) * BLOCK);
-        let per_stream = args.channels.div_ceil(BLOCK);
-        for index in part.of(3 * per_stream) {
-            let (stream, first) = (index / per_stream, index % per_stream * BLOCK);
-            let width = BLOCK.min(args.channels - first);
+        let mine = part.aligned(3 * args.channels, LINE);
+        let mut next = mine.start;
+        while next < mine.end {
+            let (stream, first) = (next / args.channels, next % args.channels);
+            let width = BLOCK.min(args.channels - first).min(mine.end - next);
+            next += width;
             let window = weights.wrapping_add(args.taps * BLOCK);
             let block = ConvBlock { taps: args.taps, width, weights, window };
             // SAFETY: the block's channels are inside every operand; slots were checked.

@@ -24,7 +24,7 @@ pub unsafe fn tanh<S: Simd>(x: S::F) -> S::F {
         let large = S::sub(S::splat(1.0), S::div(S::splat(2.0), S::add(e, S::splat(1.0))));
         let z = S::mul(size, size);
         let mut p = S::splat(-5.704_988_7e-3);
-        p = S::fma(p, z, S::splat(2.063_908_9e-2));
+        p = S::fma(p, z, S::splat(2.063_909e-2));
         p = S::fma(p, z, S::splat(-5.373_971_6e-2));
         p = S::fma(p, z, S::splat(1.333_144_2e-1));
         p = S::fma(p, z, S::splat(-3.333_328e-1));
