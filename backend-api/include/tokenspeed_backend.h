@@ -199,6 +199,12 @@ typedef struct ts_queue ts_queue;
 
 #define TS_OP_EXPERTS 32
 
+#define TS_OP_ATTN_RES_SCORES 33
+
+#define TS_OP_ATTN_RES_PARTIAL 34
+
+#define TS_OP_ATTN_RES_COMBINE 35
+
 // Fused ops start here; each has a public decomposition into the basic ops above.
 #define TS_OP_SILU_MUL 256
 

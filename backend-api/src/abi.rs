@@ -305,6 +305,9 @@ pub const TS_OP_ATTN_RES_MIX: u32 = 29;
 pub const TS_OP_SITU_MUL: u32 = 30;
 pub const TS_OP_ROUTER_TOPK: u32 = 31;
 pub const TS_OP_EXPERTS: u32 = 32;
+pub const TS_OP_ATTN_RES_SCORES: u32 = 33;
+pub const TS_OP_ATTN_RES_PARTIAL: u32 = 34;
+pub const TS_OP_ATTN_RES_COMBINE: u32 = 35;
 /// Fused ops start here; each has a public decomposition into the basic ops above.
 pub const TS_OP_SILU_MUL: u32 = 256;
 pub const TS_OP_ADD_RMSNORM: u32 = 257;

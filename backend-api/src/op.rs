@@ -64,6 +64,12 @@ pub enum OpKind {
     RouterTopk = TS_OP_ROUTER_TOPK,
     /// The chosen experts' MLPs and their weighted sum.
     Experts = TS_OP_EXPERTS,
+    /// All later scores of a layer snapshot.
+    AttnResScores = TS_OP_ATTN_RES_SCORES,
+    /// The snapshots' part of a mixture.
+    AttnResPartial = TS_OP_ATTN_RES_PARTIAL,
+    /// The running sum folded into the snapshots' part.
+    AttnResCombine = TS_OP_ATTN_RES_COMBINE,
     /// Fused: `y = silu(gate) · up`.
     SiluMul = TS_OP_SILU_MUL,
     /// Fused: `sum = x + residual`, `y = rmsnorm(sum)`.
@@ -80,7 +86,7 @@ pub enum OpKind {
 
 impl OpKind {
     /// Every kind, in catalogue order.
-    pub const ALL: [OpKind; 35] = [
+    pub const ALL: [OpKind; 38] = [
         OpKind::TableUpdate,
         OpKind::Copy,
         OpKind::Gemm,
@@ -110,6 +116,9 @@ impl OpKind {
         OpKind::SituMul,
         OpKind::RouterTopk,
         OpKind::Experts,
+        OpKind::AttnResScores,
+        OpKind::AttnResPartial,
+        OpKind::AttnResCombine,
         OpKind::SiluMul,
         OpKind::AddRmsNorm,
         OpKind::SigmoidMul,
@@ -160,6 +169,9 @@ impl OpKind {
             OpKind::SituMul => "situ_mul",
             OpKind::RouterTopk => "router_topk",
             OpKind::Experts => "experts",
+            OpKind::AttnResScores => "attn_res_scores",
+            OpKind::AttnResPartial => "attn_res_partial",
+            OpKind::AttnResCombine => "attn_res_combine",
             OpKind::SiluMul => "silu_mul",
             OpKind::AddRmsNorm => "add_rmsnorm",
             OpKind::SigmoidMul => "sigmoid_mul",

@@ -169,7 +169,11 @@ fn seed_bug(case: &mut Case) {
         OpKind::MlaAbsorb | OpKind::MlaValue => negate(&mut case.operands[1]),
         OpKind::MlaAttention => case.step.tokens.iter_mut().for_each(|t| t.position = t.position.saturating_sub(1)),
         OpKind::MlaWrite => case.attrs.f[0] = 1e-5,
-        OpKind::AttnResMix => negate(&mut case.operands[1]),
+        OpKind::AttnResMix | OpKind::AttnResCombine => negate(&mut case.operands[1]),
+        // The score of another mixture.
+        OpKind::AttnResPartial => case.attrs.i[1] = 1,
+        // Two scores' norms exchanged.
+        OpKind::AttnResScores => case.operands.swap(1, 2),
         OpKind::SituMul => case.attrs.f[1] = 0.0,
         OpKind::RouterTopk => case.attrs.i[2] ^= 1,
         OpKind::GatedRmsNorm => case.attrs.f[0] = 1e-6,

@@ -310,6 +310,40 @@ for mx, act in [(0, 0), (0, 1), (1, 1)]:
         operands += [tensor(n, w) for n, w in zip(("w1", "w3", "w2"), (w1, w3, w2))]
     case("experts", f"mxfp4 {mx}, act {act}", plain(4), operands, [(len(operands), T("y", y))], [act], [4.0, 25.0])
 
+# ---- attn_res_scores, attn_res_partial, attn_res_combine: attn_res_mix in three steps ----
+for snapshots, later in ((1, 1), (3, 2)):
+    # Mixture `mix` is the one looked at; `later - 1` come after it. Snapshot j has scores for `snapshots - 1 - j` mixtures
+    # before it as well.
+    bank = [values(4, 9) * (i + 1) for i in range(snapshots)]
+    total = values(4, 9) * 2
+    norms, projs = values(snapshots + later - 1, 9), values(snapshots + later - 1, 9, top=64)
+    tables = [f32(rms(B, 1e-5) @ (norms * projs)[j:].T) for j, B in enumerate(bank)]
+    mix = snapshots - 1
+    for j, (B, table) in enumerate(zip(bank, tables)):
+        weights = [tensor("norm", n) for n in norms[j:]] + [tensor("proj", p) for p in projs[j:]]
+        n = len(weights) // 2
+        case("attn_res_scores", f"{n} scores", plain(4), [T("snapshot", B)] + weights, [(1 + 2 * n, T("y", table))], [n], [1e-5])
+    scores = np.stack([table[:, table.shape[1] - later] for table in tables])
+    largest = scores.max(0)
+    weights = np.exp(scores - largest)
+    acc, z = (weights[..., None] * np.stack(bank)).sum(0), weights.sum(0)
+    stats = np.stack([largest, z], -1)
+    operands = [T("snapshot", B) for B in bank] + [T("scores", s) for s in tables]
+    case("attn_res_partial", f"{snapshots} snapshots, {later} left", plain(4), operands,
+         [(2 * snapshots, T("acc", acc)), (2 * snapshots + 1, T("stats", stats))], [snapshots, later])
+    own = (rms(total, 1e-5) * norms[mix] * projs[mix]).sum(-1)
+    acc, stats = f32(acc), f32(stats)
+    top = np.maximum(stats[:, 0], own)
+    a, b = np.exp(stats[:, 0] - top), np.exp(own - top)
+    y = (a[:, None] * acc + b[:, None] * total) / (a * stats[:, 1] + b)[:, None]
+    operands = [tensor("norm", norms[mix]), tensor("proj", projs[mix]), T("acc", acc), T("stats", stats), T("sum", total)]
+    case("attn_res_combine", f"{snapshots} snapshots", plain(4), operands, [(5, T("y", y))], [], [1e-5])
+    # The three steps are attn_res_mix.
+    V = np.stack(bank + [total])
+    s = (rms(V, 1e-5) * norms[mix] * projs[mix]).sum(-1)
+    w = np.exp(s - s.max(0))
+    assert np.abs((w[..., None] * V).sum(0) / w.sum(0)[:, None] - y).max() < 1e-5
+
 sys.stdout.write('{"cases":[\n')
 sys.stdout.write(",\n".join(json.dumps(c, separators=(",", ":"), allow_nan=False) for c in cases))
 sys.stdout.write("\n]}\n")

@@ -42,25 +42,30 @@ fn check(op: &OpDesc) -> Result<(), String> {
     op.require(op.attrs.f[0] >= 0.0, || format!("eps is {}", op.attrs.f[0]))
 }
 
+/// The score of one candidate by `folded` = norm · proj; both sums run in order.
+pub(super) fn score(folded: &[f64], row: &[f32], eps: f64) -> f64 {
+    let (mut dot, mut squares) = (0f64, 0f64);
+    for (v, u) in row.iter().zip(folded) {
+        let v = f64::from(*v);
+        dot += u * v;
+        squares += v * v;
+    }
+    dot / (squares / row.len() as f64 + eps).sqrt()
+}
+
 fn reference(call: &Call<'_>, part: Part) {
     let [norm, proj, candidates @ .., y] = call.operands else { unreachable!("checked") };
-    let score: Vec<f64> = vector(norm).iter().zip(vector(proj)).map(|(n, p)| f64::from(*n) * f64::from(p)).collect();
-    let mut rows = vec![vec![0f32; score.len()]; candidates.len()];
+    let folded: Vec<f64> = vector(norm).iter().zip(vector(proj)).map(|(n, p)| f64::from(*n) * f64::from(p)).collect();
+    let mut rows = vec![vec![0f32; folded.len()]; candidates.len()];
     for t in part.of(y.rows()) {
         let mut scores = Vec::with_capacity(rows.len());
         for (view, row) in candidates.iter().zip(&mut rows) {
             view.load_row(t, row);
-            let (mut dot, mut squares) = (0f64, 0f64);
-            for (v, u) in row.iter().zip(&score) {
-                let v = f64::from(*v);
-                dot += u * v;
-                squares += v * v;
-            }
-            scores.push(dot / (squares / row.len() as f64 + call.attrs.f[0]).sqrt());
+            scores.push(score(&folded, row, call.attrs.f[0]));
         }
         let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let mut total = 0f64;
-        let mut mixed = vec![0f64; score.len()];
+        let mut mixed = vec![0f64; folded.len()];
         for (s, row) in scores.iter().zip(&rows) {
             let weight = libm::exp(s - largest);
             total += weight;

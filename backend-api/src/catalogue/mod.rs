@@ -10,7 +10,10 @@
 
 mod add;
 mod add_rmsnorm;
+mod attn_res_combine;
 mod attn_res_mix;
+mod attn_res_partial;
+mod attn_res_scores;
 mod cases;
 mod concat;
 mod copy;
@@ -196,6 +199,9 @@ pub static CATALOGUE: [Entry; OpKind::ALL.len()] = [
     situ_mul::ENTRY,
     router_topk::ENTRY,
     experts::ENTRY,
+    attn_res_scores::ENTRY,
+    attn_res_partial::ENTRY,
+    attn_res_combine::ENTRY,
     silu_mul::ENTRY,
     add_rmsnorm::ENTRY,
     sigmoid_mul::ENTRY,
@@ -212,16 +218,16 @@ pub fn entry(kind: OpKind) -> &'static Entry {
     entry
 }
 
-/// How an op of `n` operands uses operand `index`: optional inputs are left out before the outputs, and the last operand
-/// of a variable-length op repeats.
+/// How an op of `n` operands uses operand `index`: outputs come last, optional inputs are left out before them, and of a
+/// variable-length op the inputs, or the last operand, repeat.
 pub fn role(kind: OpKind, index: usize, n: usize) -> Role {
     let specs = entry(kind).operands;
     let outputs = specs.iter().rev().take_while(|s| s.role == Role::Out).count();
     let from_end = n.saturating_sub(index);
-    if from_end <= outputs && n < specs.len() {
+    if outputs > 0 && from_end <= outputs {
         return specs[specs.len() - from_end].role;
     }
-    specs[index.min(specs.len() - 1)].role
+    specs[index.min(specs.len() - outputs - 1)].role
 }
 
 /// `docs/ops.md`, generated.

@@ -4,6 +4,7 @@
 //! writes kept, from which [`link`] decides where workers must wait for each other. Ops that touch disjoint memory
 //! (q, k and v projections, say) run without a barrier between them.
 
+mod kimi_linear;
 mod latent;
 
 use std::{
@@ -85,6 +86,7 @@ pub struct FastOp {
     attrs: Attrs,
     operands: Vec<Operand>,
     rope: Option<Arc<RopeTable>>,
+    kimi: kimi_linear::Prepared,
     reads: Vec<Range<usize>>,
     writes: Vec<Range<usize>>,
     /// Workers meet before this op.
@@ -121,6 +123,7 @@ impl FastOp {
                 let (q, k) = (&o[0].tensor, &o[1].tensor);
                 attention::scratch_bytes(q.dims[1], k.dims[2], q.dims[2])
             }
+            _ if kimi_linear::handles(kind) => kimi_linear::scratch_bytes(level, kind, o),
             _ => 0,
         };
         let mut writes = by(|r| r != Role::In);
@@ -129,6 +132,7 @@ impl FastOp {
             writes.push(workspace..workspace + op.op.workspace_bytes() as usize);
         }
         let mut bound = Self {
+            kimi: kimi_linear::Prepared::new(kind, attrs.i[0] as usize, o),
             kind,
             attrs,
             operands: o.to_vec(),
@@ -208,6 +212,7 @@ impl FastOp {
                 OpKind::PagedAttention => self.attend(level, worker, step),
                 OpKind::RowGather => row_gather(part, self.f32(0), width, step.logit_rows, self.f32(1)),
                 kind if latent::handles(kind) => return latent::run(self, level, worker, step),
+                kind if kimi_linear::handles(kind) => return kimi_linear::run(self, level, worker, step),
                 other => unreachable!("{other} has no kernel: `has_kernel` sends it to the reference"),
             }
         }
@@ -398,7 +403,7 @@ const fn has_kernel(kind: OpKind) -> bool {
             | OpKind::RowGather
             | OpKind::SiluMul
             | OpKind::AddRmsNorm
-    )
+    ) || kimi_linear::handles(kind)
 }
 
 /// Whether an op with operands of these formats has one.
@@ -424,6 +429,7 @@ pub(crate) fn refusal(kind: OpKind, operands: &[tokenspeed_backend_api::tensor::
         OpKind::PagedAttention if operands[2].dims[3] != operands[1].dims[3] => {
             Some("values of another width than keys".into())
         }
+        _ if kimi_linear::handles(kind) => kimi_linear::refusal(kind, operands),
         _ => None,
     }
 }

@@ -9,9 +9,11 @@
 
 pub mod activation;
 pub mod attention;
+pub mod attn_res;
 
 pub mod barrier;
 pub mod blocks;
+pub mod columns;
 pub mod copy;
 pub mod device;
 pub mod elementwise;
@@ -20,21 +22,31 @@ pub mod exact;
 pub mod exp;
 pub mod experts;
 mod fast;
+pub mod float_rows;
+pub mod gated_rmsnorm;
+pub mod gates;
 pub mod gemm;
 #[cfg(target_os = "linux")]
 mod huge_pages;
+pub mod kda;
 pub mod kv_write;
+pub mod l2norm;
 pub mod level;
 pub mod mla;
 pub mod part;
 pub mod pool;
 pub mod rmsnorm;
 pub mod rope;
+pub mod router;
 pub mod row_gather;
 pub mod scratch;
+pub mod short_conv;
 pub mod simd;
 pub mod small_float;
+pub mod softplus;
+pub mod state_slots;
 pub mod table_update;
+pub mod tanh;
 
 pub use device::ReferenceCpu;
 pub use level::Level;

@@ -21,11 +21,15 @@ pub struct GraphOptions {
     pub window: DType,
     /// Candidate tokens per request a verify pass may have; 0 = no speculation, and no memory for it.
     pub candidates: u64,
+    /// Attention Residuals as `attn_res_scores`, `attn_res_partial` and `attn_res_combine` instead of `attn_res_mix`: the
+    /// same function in other roundings, for backends that have the three.
+    pub split_residuals: bool,
 }
 
 impl GraphOptions {
     /// Everything in f32, no speculation.
-    pub const EXACT: GraphOptions = GraphOptions { latent: DType::F32, window: DType::F32, candidates: 0 };
+    pub const EXACT: GraphOptions =
+        GraphOptions { latent: DType::F32, window: DType::F32, candidates: 0, split_residuals: false };
 }
 
 /// Which graph.
@@ -103,7 +107,7 @@ fn forward(b: &mut Builder<'_>) {
         let name = format!("model.layers.{layer}");
         let h = residual.read(b, &format!("{name}.self_attention_res"));
         if config.begins_block(layer) {
-            residual.snapshot();
+            residual.snapshot(b, layer);
         }
         let x = b.norm(h, &format!("{name}.input_layernorm"), hidden, eps);
         let nth = &mut counts[*kind as usize];

@@ -7,4 +7,5 @@ mod golden;
 mod history;
 mod host_walker;
 mod speculation;
+mod split_residuals;
 mod variants;
