@@ -1,8 +1,8 @@
 //! Run a flat program on a device: through `program_run` where the backend has programs, else by walking the op list
 //! with `op_launch`. The walker also checks programs: both must give the same bits.
 //!
-//! One `Executable` is one device's share of a model: ops, bindings, parameter block and logits. Steps run one at a
-//! time; `run` returns when the logits are readable.
+//! One `Executable` is one device's share of a model: its programs (one per kind of step), their bindings, parameter
+//! block and logits. Steps run one at a time; `run` returns when the logits are readable.
 
 use crate::{
     abi::{TS_BIND_OUTPUT, TS_BIND_STEP},
@@ -33,16 +33,23 @@ enum Logits {
 /// Longest wait for a step before the device counts as stuck.
 const STEP_TIMEOUT_NS: u64 = 600_000_000_000;
 
-/// A prepared program with its memory.
-pub struct Executable {
+/// One program: its ops over its bindings, which differ from the others' in the logits' arena alone.
+struct Prepared {
     // Objects before the device: they go first.
     runner: Runner,
     bindings: Bindings,
+    output: Arena,
+    logits: Logits,
+    /// Logits of the last step.
+    n_logits: usize,
+}
+
+/// Prepared programs with their memory.
+pub struct Executable {
+    programs: Vec<Prepared>,
     step: StepBuffer,
     queue: Queue,
     event: Event,
-    output: Arena,
-    logits: Logits,
     step_arena: Arena,
     value: u64,
     device: Device,
@@ -59,35 +66,44 @@ impl std::fmt::Debug for Executable {
 }
 
 impl Executable {
-    /// Prepare `ops` over `bindings`, which include the parameter block's arena in slot `TS_BIND_STEP` and the logits' in
-    /// `TS_BIND_OUTPUT`. `via: None` takes programs if the device has them.
+    /// Prepare programs, each a list of ops over its bindings, which include the parameter block's arena in slot
+    /// `TS_BIND_STEP` (the same for all) and the logits' in `TS_BIND_OUTPUT` (each its own). `via: None` takes programs
+    /// if the device has them.
+    ///
+    /// # Panics
+    /// Without any program, or if a slot is not bound: the caller is the loader.
     pub fn new(
         device: Device,
-        ops: Vec<OpRecord>,
-        bindings: Bindings,
-        bucket: Bucket,
+        programs: Vec<(Vec<OpRecord>, Bindings, Bucket)>,
         via: Option<Via>,
     ) -> Result<Self, BackendError> {
         let (queue, event) = (device.queue_create()?, device.event_create()?);
-        let arena = |slot| bindings.arena(slot).cloned().expect("the loader binds every slot");
-        let (step_arena, output) = (arena(TS_BIND_STEP), arena(TS_BIND_OUTPUT));
         let via = via.unwrap_or(if device.has_programs() { Via::Program } else { Via::Walker });
-        let runner = match via {
-            Via::Program => Runner::Program(device.program_prepare(&ops, &bindings, bucket)?),
-            Via::Walker => Runner::Walker(ops),
-        };
-        let logits = if device.host_mapped() {
-            Logits::Mapped(device.arena_map(&output)?.cast_const().cast())
-        } else {
-            Logits::Copied(vec![0.0; output.bytes() as usize / 4])
-        };
+        let arena = |bindings: &Bindings, slot| bindings.arena(slot).cloned().expect("the loader binds every slot");
+        let step_arena = arena(&programs.first().expect("a model has a program").1, TS_BIND_STEP);
+        let programs: Result<Vec<Prepared>, BackendError> = programs
+            .into_iter()
+            .map(|(ops, bindings, bucket)| {
+                let output = arena(&bindings, TS_BIND_OUTPUT);
+                let runner = match via {
+                    Via::Program => Runner::Program(device.program_prepare(&ops, &bindings, bucket)?),
+                    Via::Walker => Runner::Walker(ops),
+                };
+                let logits = if device.host_mapped() {
+                    Logits::Mapped(device.arena_map(&output)?.cast_const().cast())
+                } else {
+                    Logits::Copied(vec![0.0; output.bytes() as usize / 4])
+                };
+                Ok(Prepared { runner, bindings, output, logits, n_logits: 0 })
+            })
+            .collect();
         let step = StepBuffer::with_capacity(step_arena.bytes() as usize);
-        Ok(Self { runner, bindings, step, queue, event, output, logits, step_arena, value: 0, device })
+        Ok(Self { programs: programs?, step, queue, event, step_arena, value: 0, device })
     }
 
     /// How ops reach the device.
     pub fn via(&self) -> Via {
-        match self.runner {
+        match self.programs[0].runner {
             Runner::Program(_) => Via::Program,
             Runner::Walker(_) => Via::Walker,
         }
@@ -98,9 +114,10 @@ impl Executable {
         &self.device
     }
 
-    fn run_ops(&mut self, step: &[u8]) -> Result<(), BackendError> {
+    fn run_ops(&mut self, program: usize, step: &[u8]) -> Result<(), BackendError> {
         self.value += 1;
-        match &self.runner {
+        let Prepared { runner, bindings, .. } = &self.programs[program];
+        match runner {
             Runner::Program(program) => {
                 let block = self.step.bytes_mut().expect("the last step was waited for");
                 block[..step.len()].copy_from_slice(step);
@@ -110,7 +127,7 @@ impl Executable {
             Runner::Walker(ops) => {
                 self.device.write(&self.step_arena, 0, step)?;
                 for op in ops {
-                    self.device.op_launch(&self.queue, op, &self.bindings)?;
+                    self.device.op_launch(&self.queue, op, bindings)?;
                 }
                 self.device.queue_signal(&self.queue, &self.event, self.value)?;
             }
@@ -118,30 +135,38 @@ impl Executable {
         self.event.wait(self.value, STEP_TIMEOUT_NS)
     }
 
-    /// Run one parameter block and return the first `n_logits` values of the logits. Allocates nothing on success.
+    /// Run one parameter block on program `program`; the first `n_logits` values of its logits are in
+    /// [`Executable::logits`] until it runs again. Allocates nothing on success.
     ///
     /// # Panics
-    /// If the block or the logits are larger than the arenas: the plan was made for this program.
-    pub fn run(&mut self, step: &[u8], n_logits: usize) -> Result<&[f32], BackendError> {
-        if let Err(error) = self.run_ops(step) {
+    /// If there is no such program, or the block or the logits are larger than the arenas: the plan was made for them.
+    pub fn run(&mut self, program: usize, step: &[u8], n_logits: usize) -> Result<(), BackendError> {
+        if let Err(error) = self.run_ops(program, step) {
             // An error sticks to the timeline; the next step gets a new one if the device can still make it.
             if let Ok(event) = self.device.event_create() {
                 (self.event, self.value) = (event, 0);
             }
             return Err(error);
         }
-        assert!(n_logits as u64 * 4 <= self.output.bytes(), "{n_logits} logits in {} bytes", self.output.bytes());
-        match &mut self.logits {
-            // SAFETY: mapped for as long as the arena lives, large enough (asserted), aligned as every arena is, and the
-            // device is done writing.
-            Logits::Mapped(data) => Ok(unsafe { std::slice::from_raw_parts(*data, n_logits) }),
-            Logits::Copied(values) => {
-                let values = &mut values[..n_logits];
-                // SAFETY: f32 has no padding and any bytes are valid values.
-                let bytes = unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), n_logits * 4) };
-                self.device.read(&self.output, 0, bytes)?;
-                Ok(values)
-            }
+        let Prepared { output, logits, n_logits: of_last, .. } = &mut self.programs[program];
+        assert!(n_logits as u64 * 4 <= output.bytes(), "{n_logits} logits in {} bytes", output.bytes());
+        if let Logits::Copied(values) = logits {
+            // SAFETY: f32 has no padding and any bytes are valid values.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), n_logits * 4) };
+            self.device.read(output, 0, bytes)?;
+        }
+        *of_last = n_logits;
+        Ok(())
+    }
+
+    /// Logits of the last step of a program.
+    pub fn logits(&self, program: usize) -> &[f32] {
+        let Prepared { logits, n_logits, .. } = &self.programs[program];
+        match logits {
+            // SAFETY: mapped for as long as the arena lives, large enough (asserted by `run`), aligned as every arena is,
+            // and the device is done writing: only `run`, which needs `self` for itself, starts it again.
+            Logits::Mapped(data) => unsafe { std::slice::from_raw_parts(*data, *n_logits) },
+            Logits::Copied(values) => &values[..*n_logits],
         }
     }
 }

@@ -10,12 +10,14 @@
 mod advance;
 mod config;
 mod parts;
+mod replay;
 #[cfg(test)]
 mod tests;
 
 use advance::Taker;
 pub use config::{ComponentClass, ComponentConfig, ConfigError, EngineConfig};
 use parts::StepParts;
+use replay::Replay;
 
 use crate::{
     cache::memory::{Memory, MemorySize},
@@ -55,18 +57,52 @@ pub struct FlushError {
     pub requests: usize,
 }
 
+/// The kinds of step, in the order in which a turn runs those it needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pass {
+    /// Computes tokens and advances recurrent states over them.
+    Forward,
+    /// Computes guesses whose states are not advanced; only for models with recurrent state.
+    Verify,
+    /// Advances the states over the right guesses; no logits.
+    Replay,
+}
+
+/// What the passes of a turn computed, each row-major `[its logit rows, vocab_size]`; empty for a pass that did not run.
+#[derive(Clone, Copy, Debug)]
+pub struct Logits<'a> {
+    /// Of [`Pass::Forward`].
+    pub forward: &'a [f32],
+    /// Of [`Pass::Verify`].
+    pub verify: &'a [f32],
+}
+
+impl<'a> From<&'a [f32]> for Logits<'a> {
+    fn from(forward: &'a [f32]) -> Self {
+        Self { forward, verify: &[] }
+    }
+}
+
+impl<'a> From<&'a Vec<f32>> for Logits<'a> {
+    fn from(forward: &'a Vec<f32>) -> Self {
+        Self::from(&forward[..])
+    }
+}
+
 /// A step to run: the ticket that [`EngineState::advance`] takes back with the logits.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "run the step and give the plan to `advance`"]
 pub struct Plan {
     /// Step counter, also in the parameter block.
     pub sequence: u64,
-    /// Tokens of the step.
+    /// Tokens of both passes.
     pub n_tokens: u32,
-    /// Requests of the step.
+    /// Requests of the forward pass; with none it need not run.
     pub n_rows: u32,
-    /// Rows of logits `advance` needs; may be 0.
+    /// Rows of logits of the forward pass; may be 0.
     pub n_logit_rows: u32,
+    /// Rows of logits of the verify pass, if there is one: run [`EngineState::verify_step`] after the forward pass.
+    pub verify: Option<u32>,
     /// Of the tokens, those that decode.
     pub n_decode_tokens: u32,
     /// Sum over rows of query length times context length, for the backend's cost model.
@@ -85,6 +121,9 @@ pub struct EngineState {
     memory: Memory,
     sampler: Sampler,
     parts: StepParts,
+    /// Second pass of models with recurrent state, and its parameter block.
+    verify: Option<(StepParts, StepBuffer)>,
+    replay: Replay,
     /// Measured, for speculation.
     step_cost: StepCost,
     in_flight: Option<InFlight>,
@@ -96,7 +135,8 @@ pub struct EngineState {
 #[derive(Debug)]
 struct InFlight {
     sequence: u64,
-    n_logit_rows: u32,
+    /// Of the forward and the verify pass.
+    n_logit_rows: [u32; 2],
     /// Tokens, if all of them decode.
     decode_only: Option<u32>,
     planned_ns: u64,
@@ -130,6 +170,11 @@ impl Counters {
     }
 }
 
+/// Whether a request has guesses to check in the planned step.
+fn guesses(running: &Running) -> bool {
+    !running.parts().0.drafts.is_empty()
+}
+
 impl EngineState {
     /// An idle engine with an empty cache.
     pub fn new(config: EngineConfig) -> Result<Self, ConfigError> {
@@ -161,6 +206,8 @@ impl EngineState {
             memory,
             sampler: Sampler::new(config.tokenizer_vocab_size),
             parts: StepParts::new(capacity),
+            verify: config.verifies().then(|| (StepParts::new(capacity), StepBuffer::new(capacity))),
+            replay: Replay::new(config.verifies().then_some(capacity)),
             step_cost: StepCost::default(),
             in_flight: None,
             counters: Counters::default(),
@@ -282,40 +329,76 @@ impl EngineState {
     pub fn plan(&mut self, now_ns: u64, step: &mut StepBuffer) -> Option<Plan> {
         assert!(self.in_flight.is_none(), "take in the step in flight before planning another");
         self.scheduler.plan(&mut self.queues, &mut self.memory, &self.step_cost);
-        let load = self.parts.collect(&mut self.queues);
-        if load.n_rows == 0 {
+        let verifies = self.verify.is_some();
+        let mut plan = self.parts.collect(&mut self.queues, |running| !(verifies && guesses(running)));
+        self.sequence += 1;
+        plan.sequence = self.sequence;
+        // Tables are shared: whichever pass runs first takes in the changes.
+        let mut deltas = &self.scheduler.deltas[..];
+        if plan.n_rows > 0 {
+            step.write(&self.parts.content(self.sequence, std::mem::take(&mut deltas)));
+        }
+        if let Some((parts, step)) = &mut self.verify {
+            let load = parts.collect(&mut self.queues, guesses);
+            if load.n_rows > 0 {
+                step.write(&parts.content(self.sequence, deltas));
+                plan.verify = Some(load.n_logit_rows);
+                plan.n_tokens += load.n_tokens;
+                plan.n_decode_tokens += load.n_decode_tokens;
+                plan.attention_pairs += load.attention_pairs;
+            }
+        }
+        if plan.n_tokens == 0 {
             assert!(self.is_idle(), "requests wait and none of them can go on");
             return None;
         }
-        self.sequence += 1;
-        step.write(&self.parts.content(self.sequence, &self.scheduler.deltas));
-        let plan = Plan { sequence: self.sequence, ..load };
         let decode_only = (plan.n_decode_tokens == plan.n_tokens).then_some(plan.n_tokens);
-        let (sequence, n_logit_rows) = (plan.sequence, plan.n_logit_rows);
+        let (sequence, n_logit_rows) = (plan.sequence, [plan.n_logit_rows, plan.verify.unwrap_or(0)]);
         self.in_flight = Some(InFlight { sequence, n_logit_rows, decode_only, planned_ns: now_ns });
         Some(plan)
     }
 
-    /// Take the logits of a step, row-major `[plan.n_logit_rows, vocab_size]`, and deliver what follows from them.
+    /// Parameter block of the verify pass planned last.
+    ///
+    /// # Panics
+    /// If the engine has no such pass.
+    pub fn verify_step(&self) -> &StepBuffer {
+        &self.verify.as_ref().expect("the plan has a verify pass").1
+    }
+
+    /// What has to be replayed of the step just taken in, if anything: run it before the next step, then call
+    /// [`EngineState::replayed`].
+    pub fn replay_step(&mut self) -> Option<&StepBuffer> {
+        self.replay.write(self.sequence)
+    }
+
+    /// The replay has run (or failed); the whole turn ended at `now_ns`.
+    pub fn replayed(&mut self, now_ns: u64) {
+        if let Some((tokens, planned_ns)) = self.replay.finish() {
+            self.step_cost.observe(tokens, now_ns.saturating_sub(planned_ns));
+        }
+    }
+
+    /// Take the logits of a step and deliver what follows from them. Then run [`EngineState::replay_step`].
     ///
     /// # Panics
     /// If `plan` is not the step in flight or `logits` has another size.
-    pub fn advance(&mut self, now_ns: u64, plan: Plan, logits: &[f32], deliver: &mut Deliver<'_>) {
+    pub fn advance<'l>(&mut self, now_ns: u64, plan: Plan, logits: impl Into<Logits<'l>>, deliver: &mut Deliver<'_>) {
+        let logits = logits.into();
         let in_flight = self.in_flight.take().expect("a step is in flight");
         assert_eq!(plan.sequence, in_flight.sequence, "steps are taken in as they were planned");
         let vocab_size = self.config.vocab_size as usize;
-        assert_eq!(logits.len(), in_flight.n_logit_rows as usize * vocab_size, "one row of logits per logit row");
+        let sizes = [logits.forward, logits.verify].map(<[f32]>::len);
+        assert_eq!(sizes, in_flight.n_logit_rows.map(|n| n as usize * vocab_size), "one row of logits per logit row");
         self.counters.steps += 1;
         let ns = now_ns.saturating_sub(in_flight.planned_ns);
         self.counters.step_ns += ns;
-        if let Some(tokens) = in_flight.decode_only {
-            self.step_cost.observe(tokens, ns);
-        }
         let mut taker = Taker {
             config: &self.config,
             memory: &mut self.memory,
             sampler: &mut self.sampler,
             counters: &mut self.counters,
+            replay: self.verify.is_some().then_some(&mut self.replay),
             logits,
             deliver,
         };
@@ -324,12 +407,20 @@ impl EngineState {
             *slot = taker.take_in(running);
         }
         self.queues.running.retain(Option::is_some);
+        if let Some(tokens) = in_flight.decode_only {
+            if self.replay.is_empty() {
+                self.step_cost.observe(tokens, ns);
+            } else {
+                self.replay.cost_later(tokens, in_flight.planned_ns);
+            }
+        }
     }
 
     /// End every request with `Failed`: the step in flight, if any, is lost and its plan must be dropped. The device
     /// must not be running it any more.
     pub fn fail_all(&mut self, message: &str, deliver: &mut Deliver<'_>) {
         self.in_flight = None;
+        self.replay.clear();
         let mut fail = |counters: &mut Counters, id| {
             counters.fail();
             deliver(id, Event::Failed { message: message.to_owned() });

@@ -4,7 +4,7 @@
 //! nor read before it is used. Otherwise they are copied once into a weights arena. A packed form is made from the
 //! stored bytes, into an arena of its own.
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use tokenspeed_backend_api::{
     abi::{TS_BIND_ACTIVATIONS, TS_BIND_CACHE, TS_BIND_OUTPUT, TS_BIND_STEP, TS_BIND_TABLES, TS_BIND_WEIGHTS},
@@ -16,6 +16,7 @@ use tokenspeed_backend_api::{
 
 use crate::{
     driver::StepRunner,
+    engine::Pass,
     lower::{Capacity, Lowered},
     memory::weight_bytes,
 };
@@ -54,10 +55,10 @@ type Places = Vec<Place>;
 /// What to load, decided beforehand.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan<'a> {
-    /// The model.
-    pub graph: &'a Graph,
-    /// Its program.
-    pub lowered: &'a Lowered,
+    /// The model's graphs, in the order of [`Pass`]: the forward pass, and the two others if guesses are to be checked.
+    pub graphs: &'a [&'a Graph],
+    /// Their programs.
+    pub lowered: &'a [Lowered],
     /// What it was lowered for.
     pub capacity: Capacity,
     /// The largest parameter block.
@@ -73,7 +74,12 @@ pub fn load(
     source: Arc<dyn WeightSource>,
     progress: &mut Progress<'_>,
 ) -> Result<DeviceProgram, LoadError> {
-    let Plan { graph, lowered, capacity, step_bytes, via } = *plan;
+    let Plan { graphs, lowered, capacity, step_bytes, via } = *plan;
+    assert!(graphs.len() == lowered.len() && !graphs.is_empty(), "a program per graph");
+    let first = &lowered[0];
+    let same = |l: &Lowered| (l.cache_bytes, l.table_bytes) == (first.cache_bytes, first.table_bytes);
+    assert!(lowered.iter().all(same), "the passes of a model share one cache");
+    let largest = |bytes: fn(&Lowered) -> u64| lowered.iter().map(bytes).max().unwrap_or(0);
     let mut bindings = Bindings::new();
     let alloc = |bindings: &mut Bindings, slot, kind, bytes: u64| -> Result<Arena, BackendError> {
         let arena = device.arena_alloc(kind, bytes.max(1))?;
@@ -81,27 +87,32 @@ pub fn load(
         Ok(arena)
     };
     alloc(&mut bindings, TS_BIND_STEP, ArenaKind::Step, step_bytes)?;
-    let tables = alloc(&mut bindings, TS_BIND_TABLES, ArenaKind::Tables, lowered.table_bytes)?;
-    alloc(&mut bindings, TS_BIND_CACHE, ArenaKind::Cache, lowered.cache_bytes)?;
-    alloc(&mut bindings, TS_BIND_ACTIVATIONS, ArenaKind::Activations, lowered.activation_bytes)?;
-    alloc(&mut bindings, TS_BIND_OUTPUT, ArenaKind::Output, lowered.output_bytes)?;
+    let tables = alloc(&mut bindings, TS_BIND_TABLES, ArenaKind::Tables, first.table_bytes)?;
+    alloc(&mut bindings, TS_BIND_CACHE, ArenaKind::Cache, first.cache_bytes)?;
+    alloc(&mut bindings, TS_BIND_ACTIVATIONS, ArenaKind::Activations, largest(|l| l.activation_bytes))?;
     // Tables start at the scratch block: entries never written must still name memory that exists.
-    device.write(&tables, 0, &vec![0; lowered.table_bytes as usize])?;
-    let places = load_weights(&device, graph, lowered, &source, &mut bindings, progress)?;
-    let ops = records(lowered, &places);
+    device.write(&tables, 0, &vec![0; first.table_bytes as usize])?;
+    let places = load_weights(&device, plan, &source, &mut bindings, progress)?;
     let bucket = Bucket { max_tokens: capacity.tokens, max_rows: capacity.rows, max_logit_rows: capacity.logit_rows };
-    let executable = Executable::new(device, ops, bindings, bucket, via)?;
-    Ok(DeviceProgram { executable, vocab: lowered.vocab as usize })
+    let mut programs = Vec::with_capacity(lowered.len());
+    for (lowered, places) in lowered.iter().zip(&places) {
+        // Each its own: the logits of one pass are still wanted when the next has run.
+        let mut bindings = bindings.clone();
+        alloc(&mut bindings, TS_BIND_OUTPUT, ArenaKind::Output, lowered.output_bytes)?;
+        programs.push((records(lowered, places), bindings, bucket));
+    }
+    let executable = Executable::new(device, programs, via)?;
+    Ok(DeviceProgram { executable, vocab: first.vocab as usize })
 }
 
 fn load_weights(
     device: &Device,
-    graph: &Graph,
-    lowered: &Lowered,
+    plan: &Plan<'_>,
     source: &Arc<dyn WeightSource>,
     bindings: &mut Bindings,
     progress: &mut Progress<'_>,
-) -> Result<Places, LoadError> {
+) -> Result<Vec<Places>, LoadError> {
+    let Plan { graphs, lowered, .. } = *plan;
     let regions = if device.can_import() { source.regions().len() } else { 0 };
     for region in 0..regions {
         let arena = device.arena_import(ArenaKind::Weights, Arc::clone(source), |s| s.regions()[region])?;
@@ -109,15 +120,25 @@ fn load_weights(
     }
     let (copied_slot, packed_slot) = (TS_BIND_WEIGHTS + regions as u32, TS_BIND_WEIGHTS + regions as u32 + 1);
     let alignment = device.alignment();
-    let mut copied: Vec<(u64, usize)> = Vec::new();
+    // Pass and weight use of what is made here; passes share whatever they want in the same form.
+    let (mut copied, mut packed) = (Vec::new(), Vec::new());
     let (mut copied_bytes, mut packed_bytes) = (0u64, 0u64);
-    let mut places = Places::new();
-    let weight = |index: usize| {
-        let spec = &graph.weights[index];
+    let mut known: HashMap<(&str, Option<(u32, u64)>), Place> = HashMap::new();
+    let mut places = vec![Places::new(); graphs.len()];
+    let spec = |(pass, index): (usize, usize)| &graphs[pass].weights[lowered[pass].weight_uses[index].weight];
+    let weight = |at| {
+        let spec = spec(at);
         source.weight(spec).map_err(|reason| LoadError::Weight { name: spec.name.clone(), reason })
     };
-    for (index, wanted) in lowered.weight_uses.iter().enumerate() {
-        let dtype = graph.weights[wanted.weight].dtype;
+    let uses = lowered.iter().enumerate().flat_map(|(pass, l)| (0..l.weight_uses.len()).map(move |i| (pass, i)));
+    for at in uses {
+        let (pass, index) = at;
+        let (dtype, wanted) = (spec(at).dtype, &lowered[pass].weight_uses[index]);
+        let form = (spec(at).name.as_str(), wanted.pack.map(|p| (p.layout, p.bytes)));
+        if let Some(place) = known.get(&form) {
+            places[pass].push(*place);
+            continue;
+        }
         // Shared memory needs no more than the format's own alignment.
         let needed = if device.host_mapped() {
             if dtype.block_len() == 1 { dtype.block_bytes() as u64 } else { 2 }
@@ -125,11 +146,12 @@ fn load_weights(
             alignment
         };
         let dense = |binding, offset| Place { binding, offset, stride: 0 };
-        places.push(match (wanted.pack, weight(wanted.weight)?) {
+        let place = match (wanted.pack, weight(at)?) {
             (Some(pack), _) => {
-                let at = packed_bytes;
-                packed_bytes = (at + pack.bytes).next_multiple_of(alignment);
-                dense(packed_slot, at)
+                let offset = packed_bytes;
+                packed_bytes = (offset + pack.bytes).next_multiple_of(alignment);
+                packed.push(at);
+                dense(packed_slot, offset)
             }
             (None, WeightBytes::Mapped { region, offset, .. }) if regions > 0 && offset.is_multiple_of(needed) => {
                 dense(TS_BIND_WEIGHTS + region as u32, offset)
@@ -138,17 +160,19 @@ fn load_weights(
                 if regions > 0
                     && offset.is_multiple_of(needed)
                     && pitch.is_multiple_of(needed)
-                    && takes_stride(device, lowered, index, pitch)? =>
+                    && takes_stride(device, &lowered[pass], index, pitch)? =>
             {
                 Place { binding: TS_BIND_WEIGHTS + region as u32, offset, stride: pitch }
             }
             (None, _) => {
-                let at = copied_bytes;
-                copied_bytes = (at + weight_bytes(&graph.weights[wanted.weight])).next_multiple_of(alignment);
-                copied.push((at, index));
-                dense(copied_slot, at)
+                let offset = copied_bytes;
+                copied_bytes = (offset + weight_bytes(spec(at))).next_multiple_of(alignment);
+                copied.push((offset, at));
+                dense(copied_slot, offset)
             }
-        });
+        };
+        known.insert(form, place);
+        places[pass].push(place);
     }
     let total: u64 = copied_bytes + packed_bytes;
     let mut done = 0;
@@ -159,27 +183,23 @@ fn load_weights(
         Ok(arena)
     };
     let copies = arena(copied_slot, copied_bytes, bindings)?;
-    for (at, index) in copied {
-        let bytes = weight(lowered.weight_uses[index].weight)?;
+    for (offset, at) in copied {
+        let bytes = weight(at)?;
         let regions = source.regions();
         let bytes = bytes.contents(&regions);
-        device.write(&copies, at, &bytes)?;
+        device.write(&copies, offset, &bytes)?;
         done += bytes.len() as u64;
         progress(done, total);
     }
     let packs = arena(packed_slot, packed_bytes, bindings)?;
-    for (index, wanted) in lowered.weight_uses.iter().enumerate() {
-        let Some(pack) = wanted.pack else { continue };
-        let op = record(lowered, wanted.first_op, &places);
-        let bytes = weight(wanted.weight)?;
-        device.op_pack(
-            &op,
-            pack.operand,
-            &bytes.contents(&source.regions()),
-            &packs,
-            places[index].offset,
-            pack.bytes,
-        )?;
+    for at in packed {
+        let (pass, index) = at;
+        let wanted = &lowered[pass].weight_uses[index];
+        let pack = wanted.pack.expect("listed for it");
+        let op = record(&lowered[pass], wanted.first_op, &places[pass]);
+        let bytes = weight(at)?;
+        let bytes = bytes.contents(&source.regions());
+        device.op_pack(&op, pack.operand, &bytes, &packs, places[pass][index].offset, pack.bytes)?;
         done += pack.bytes;
         progress(done, total);
     }
@@ -231,8 +251,12 @@ impl DeviceProgram {
 }
 
 impl StepRunner for DeviceProgram {
-    fn run(&mut self, step: &[u8], n_logit_rows: u32) -> Result<&[f32], String> {
-        self.executable.run(step, n_logit_rows as usize * self.vocab).map_err(|e| e.to_string())
+    fn run(&mut self, pass: Pass, step: &[u8], n_logit_rows: u32) -> Result<(), String> {
+        self.executable.run(pass as usize, step, n_logit_rows as usize * self.vocab).map_err(|e| e.to_string())
+    }
+
+    fn logits(&self, pass: Pass) -> &[f32] {
+        self.executable.logits(pass as usize)
     }
 
     fn status(&self) -> Result<(), String> {

@@ -4,6 +4,8 @@
 //! The plan is made before anything is allocated and printed as it is; when it does not fit, the error says what each
 //! part takes and which options make it smaller.
 
+use std::collections::HashSet;
+
 use tokenspeed_backend_api::{
     catalogue::OpDesc,
     graph::{ComponentKind, Graph, WeightSpec},
@@ -88,24 +90,27 @@ pub enum MemoryError {
     },
 }
 
-/// Decide how many pages fit, and lower the graph for that many.
+/// Decide how many pages fit, and lower a model's graphs, which share weights and cache, for that many.
 pub fn plan_memory(
-    graph: &Graph,
+    graphs: &[&Graph],
     mut capacity: Capacity,
     alignment: u64,
     request: MemoryRequest,
     support: &mut dyn FnMut(&OpDesc, &str) -> Support,
-) -> Result<(Lowered, MemoryPlan), MemoryError> {
+) -> Result<(Vec<Lowered>, MemoryPlan), MemoryError> {
+    let mut lower_all = |capacity| -> Result<Vec<Lowered>, LowerError> {
+        graphs.iter().map(|graph| lower(graph, capacity, alignment, support)).collect()
+    };
     capacity.blocks = request.blocks_min;
     let states_min = capacity.states;
-    let smallest = lower(graph, capacity, alignment, support)?;
+    let smallest = lower_all(capacity)?;
     let bytes_of = |paged: bool| -> u64 {
-        let kinds = graph.components.iter().map(|c| &c.kind);
+        let kinds = graphs[0].components.iter().map(|c| &c.kind);
         let wanted = kinds.filter(|kind| matches!(kind, ComponentKind::Paged { .. }) == paged);
         wanted.map(|kind| block_bytes(kind, capacity.block_tokens)).sum()
     };
     let (page_bytes, state_bytes) = (bytes_of(true), bytes_of(false));
-    let mut plan = parts(graph, &smallest);
+    let mut plan = parts(graphs, &smallest);
     if plan.total_bytes() > request.budget_bytes {
         return Err(MemoryError::TooSmall {
             needed_bytes: plan.total_bytes(),
@@ -126,21 +131,32 @@ pub fn plan_memory(
     capacity.blocks += buy(&mut spare, 1, page_bytes, request.blocks_max.saturating_sub(request.blocks_min));
     let missing = request.states_extra.saturating_sub(capacity.states - states_min);
     capacity.states += buy(&mut spare, 1, state_bytes, missing);
-    let lowered = lower(graph, capacity, alignment, support)?;
+    let lowered = lower_all(capacity)?;
     let states = if state_bytes > 0 { capacity.states } else { 0 };
-    plan = MemoryPlan { page_bytes, state_bytes, blocks: capacity.blocks, states, ..parts(graph, &lowered) };
+    plan = MemoryPlan { page_bytes, state_bytes, blocks: capacity.blocks, states, ..parts(graphs, &lowered) };
     Ok((lowered, plan))
 }
 
-fn parts(graph: &Graph, lowered: &Lowered) -> MemoryPlan {
-    let canonical = lowered.weight_uses.iter().filter(|u| u.pack.is_none());
+fn parts(graphs: &[&Graph], lowered: &[Lowered]) -> MemoryPlan {
+    let mut seen = HashSet::new();
+    let (mut weight_sum, mut packed_bytes) = (0, 0);
+    for (graph, lowered) in graphs.iter().zip(lowered) {
+        for wanted in &lowered.weight_uses {
+            let spec = &graph.weights[wanted.weight];
+            match (seen.insert((&spec.name, wanted.pack.map(|p| (p.layout, p.bytes)))), wanted.pack) {
+                (false, _) => {}
+                (true, Some(pack)) => packed_bytes += pack.bytes,
+                (true, None) => weight_sum += weight_bytes(spec),
+            }
+        }
+    }
     MemoryPlan {
-        weight_bytes: canonical.map(|u| weight_bytes(&graph.weights[u.weight])).sum(),
-        packed_bytes: lowered.weight_uses.iter().filter_map(|u| u.pack).map(|p| p.bytes).sum(),
-        activation_bytes: lowered.activation_bytes,
-        output_bytes: lowered.output_bytes,
-        table_bytes: lowered.table_bytes,
-        cache_bytes: lowered.cache_bytes,
+        weight_bytes: weight_sum,
+        packed_bytes,
+        activation_bytes: lowered.iter().map(|l| l.activation_bytes).max().unwrap_or(0),
+        output_bytes: lowered.iter().map(|l| l.output_bytes).sum(),
+        table_bytes: lowered[0].table_bytes,
+        cache_bytes: lowered[0].cache_bytes,
         page_bytes: 0,
         state_bytes: 0,
         blocks: 0,

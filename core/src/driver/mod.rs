@@ -22,15 +22,17 @@ use std::{
 
 use crate::{
     client::{Engine, EventStream, Limits, Mailbox, Metrics, SubmitError},
-    engine::{ConfigError, EngineConfig, EngineState},
+    engine::{ConfigError, EngineConfig, EngineState, Pass},
     request::{Request, RequestId},
 };
 use inbox::{Command, Inbox};
 
 /// Runs one step on a device.
 pub trait StepRunner: Send {
-    /// Run the parameter block and return `n_logit_rows · vocab` f32 logits, row-major.
-    fn run(&mut self, step: &[u8], n_logit_rows: u32) -> Result<&[f32], String>;
+    /// Run the parameter block of a pass that the model has.
+    fn run(&mut self, pass: Pass, step: &[u8], n_logit_rows: u32) -> Result<(), String>;
+    /// The pass's last logits, `n_logit_rows · vocab` f32, row-major.
+    fn logits(&self, pass: Pass) -> &[f32];
     /// `Err` if the device is lost for good.
     fn status(&self) -> Result<(), String>;
 }

@@ -9,7 +9,7 @@ use std::{
 use super::{Shared, StepRunner, budget::StepBudget, inbox::Command};
 use crate::{
     client::Mailbox,
-    engine::{EngineState, SubmitError},
+    engine::{EngineState, Logits, Pass, Plan, SubmitError},
     request::{Event, RequestId},
     step::StepBuffer,
 };
@@ -98,16 +98,25 @@ impl EngineThread {
                 Some(plan) => {
                     self.shared.step_began_ns.store(began_ns.max(1), Ordering::Release);
                     let (decode, prefill) = (plan.n_decode_tokens, plan.n_tokens - plan.n_decode_tokens);
-                    let outcome = self.runner.run(self.step.bytes(), plan.n_logit_rows);
+                    let outcome = self.run_passes(&plan);
                     let now_ns = self.shared.now_ns();
                     let routes = &mut self.routes;
                     let deliver = &mut |id, event| routes.deliver(id, event);
-                    match outcome {
-                        Ok(logits) => self.state.advance(now_ns, plan, logits, deliver),
-                        Err(message) => {
-                            self.state.fail_all(&message, deliver);
-                            self.runner.status()?;
-                        }
+                    let outcome = outcome.and_then(|()| {
+                        let runner = &mut *self.runner;
+                        let verified = if plan.verify.is_some() { runner.logits(Pass::Verify) } else { &[] };
+                        let forward = if plan.n_rows > 0 { runner.logits(Pass::Forward) } else { &[] };
+                        self.state.advance(now_ns, plan, Logits { forward, verify: verified }, deliver);
+                        let Some(replay) = self.state.replay_step() else { return Ok(()) };
+                        let replayed = runner.run(Pass::Replay, replay.bytes(), 0);
+                        self.state.replayed(self.shared.now_ns());
+                        replayed
+                    });
+                    if let Err(message) = outcome {
+                        self.state.fail_all(&message, deliver);
+                        // States that were to be replayed may be stored already.
+                        self.state.flush_cache().expect("nothing runs after everything failed");
+                        self.runner.status()?;
                     }
                     self.shared.step_began_ns.store(0, Ordering::Release);
                     self.budget.observe(decode, prefill, now_ns - began_ns);
@@ -119,6 +128,16 @@ impl EngineThread {
                     self.shared.inbox.wait();
                 }
             }
+        }
+    }
+
+    fn run_passes(&mut self, plan: &Plan) -> Result<(), String> {
+        if plan.n_rows > 0 {
+            self.runner.run(Pass::Forward, self.step.bytes(), plan.n_logit_rows)?;
+        }
+        match plan.verify {
+            Some(n_logit_rows) => self.runner.run(Pass::Verify, self.state.verify_step().bytes(), n_logit_rows),
+            None => Ok(()),
         }
     }
 

@@ -1,6 +1,6 @@
 //! What a step's logits mean for each request: prompt reports, the next token, the end.
 
-use super::{Counters, Deliver, EngineConfig};
+use super::{Counters, Deliver, EngineConfig, Logits, Replay};
 use crate::{
     cache::memory::Memory,
     request::{Event, FinishReason, TokenLogprobs},
@@ -17,7 +17,9 @@ pub(super) struct Taker<'a, 'd> {
     pub memory: &'a mut Memory,
     pub sampler: &'a mut Sampler,
     pub counters: &'a mut Counters,
-    pub logits: &'a [f32],
+    /// For models whose guesses have a pass of their own.
+    pub replay: Option<&'a mut Replay>,
+    pub logits: Logits<'a>,
     pub deliver: &'a mut Deliver<'d>,
 }
 
@@ -35,25 +37,21 @@ impl Taker<'_, '_> {
                 return None;
             }
             _ if running.parts().1.planned == 0 => return Some(running),
-            Running::Decoding(mut sequence) => {
-                // Guesses count as they turn out right, in `sample`.
-                let n_drafts = sequence.body.drafts.len();
-                sequence.complete_step(self.memory, n_drafts);
-                return self.sample(sequence);
-            }
+            Running::Decoding(sequence) => return self.sample(sequence),
             Running::Prefilling(sequence) => sequence,
         };
         if let Err(error) = self.report_prompt(&mut sequence) {
             return self.fail(sequence, error);
+        }
+        let (body, active) = sequence.parts_mut();
+        if active.computed + active.planned == body.len() && body.len() < body.max_len {
+            return self.sample(sequence.complete());
         }
         sequence.complete_step(self.memory, 0);
         let (body, active) = sequence.parts_mut();
         if active.computed < body.len() {
             sequence.publish(self.memory);
             return Some(Running::Prefilling(sequence));
-        }
-        if body.len() < body.max_len {
-            return self.sample(sequence.complete());
         }
         // Nothing is to be generated: the prompt was only scored.
         self.start(body);
@@ -67,7 +65,7 @@ impl Taker<'_, '_> {
             let reports = body.prompt_logprobs.as_mut().expect("rows are planned only if asked for");
             let id = body.tokens[reports.len() + 1];
             let k = body.sampling.prompt_logprobs.expect("asked for");
-            let row = row_of(self.logits, self.config, active.first_logit_row + at);
+            let row = row_of(self.logits.forward, self.config, active.first_logit_row + at);
             reports.push(self.sampler.score(row, id, k)?);
         }
         Ok(())
@@ -90,34 +88,48 @@ impl Taker<'_, '_> {
     fn sample(&mut self, mut sequence: Sequence<Decoding>) -> Option<Running> {
         let is_first = !sequence.body.is_started;
         let mut accepted = 0;
-        loop {
+        let reason = loop {
             let id = match self.sample_row(&mut sequence, accepted) {
                 Ok(id) => id,
                 Err(error) => return self.fail(sequence, error),
             };
-            let (body, active) = sequence.parts_mut();
+            let body = &sequence.body;
             let is_eos = !body.sampling.ignore_eos && self.config.eos_ids.contains(&id);
-            let reason = if is_eos || body.sampling.stop_token_ids.contains(&id) {
-                Some(FinishReason::Stop)
-            } else {
-                (body.len() == body.max_len).then_some(FinishReason::Length)
-            };
-            if let Some(reason) = reason {
-                self.count_drafts(body, accepted);
-                return self.finish(sequence, reason);
+            if is_eos || body.sampling.stop_token_ids.contains(&id) {
+                break Some(FinishReason::Stop);
+            }
+            if body.len() == body.max_len {
+                break Some(FinishReason::Length);
             }
             if body.drafts.ids.get(accepted as usize) != Some(&id) {
-                self.count_drafts(body, accepted);
-                break;
+                break None;
             }
             accepted += 1;
-            active.computed += 1;
+        };
+        self.complete(&mut sequence, accepted);
+        if let Some(reason) = reason {
+            return self.finish(sequence, reason);
         }
         if is_first {
             // The prompt is whole only now; generated pages follow at the end.
             sequence.publish(self.memory);
         }
         Some(Running::Decoding(sequence))
+    }
+
+    /// The step has run and `accepted` of its guesses were right; the others' rows are as if never computed.
+    fn complete(&mut self, sequence: &mut Sequence<Decoding>, accepted: u32) {
+        let (body, active) = sequence.parts_mut();
+        let n_drafts = body.drafts.len();
+        if let (Some(replay), Some(slots), 1..) = (&mut self.replay, active.lease.state_slots(), n_drafts) {
+            let end = active.computed + active.planned - n_drafts + accepted;
+            let ids = &body.tokens[active.computed as usize..end as usize];
+            replay.add(active.lease.row(), active.computed, slots, ids);
+        }
+        self.counters.drafts.iter_mut().take(n_drafts as usize).for_each(|n| *n += 1);
+        self.counters.accepted.iter_mut().take(accepted as usize).for_each(|n| *n += 1);
+        body.drafts.observe(accepted);
+        sequence.complete_step(self.memory, n_drafts - accepted);
     }
 
     /// Sample the row behind `n` right guesses and deliver its token.
@@ -131,7 +143,9 @@ impl Taker<'_, '_> {
             n_generated: body.n_generated(),
             eos_ids: if body.sampling.ignore_eos { &[] } else { &config.eos_ids },
         };
-        let row = row_of(self.logits, config, active.first_logit_row + active.n_prompt_logit_rows + n);
+        let is_verified = self.replay.is_some() && !body.drafts.is_empty();
+        let logits = if is_verified { self.logits.verify } else { self.logits.forward };
+        let row = row_of(logits, config, active.first_logit_row + active.n_prompt_logit_rows + n);
         let choice = self.sampler.sample(row, &context)?;
         self.start(body);
         body.tokens.push(choice.id);
@@ -139,12 +153,6 @@ impl Taker<'_, '_> {
         self.counters.generation_tokens += 1;
         (self.deliver)(body.id, Event::Token { id: choice.id, logprobs: choice.logprobs });
         Ok(choice.id)
-    }
-
-    fn count_drafts(&mut self, body: &mut Body, accepted: u32) {
-        self.counters.drafts.iter_mut().take(body.drafts.len() as usize).for_each(|n| *n += 1);
-        self.counters.accepted.iter_mut().take(accepted as usize).for_each(|n| *n += 1);
-        body.drafts.observe(accepted);
     }
 
     fn finish<S: HoldsMemory>(&mut self, sequence: Sequence<S>, reason: FinishReason) -> Option<Running> {

@@ -128,9 +128,6 @@ pub enum ConfigError {
         /// Pages needed.
         needed: u32,
     },
-    /// States cannot be taken back yet.
-    #[error("speculation is not available for models with recurrent state")]
-    SpeculationWithState,
     /// Not one paged component, or several states.
     #[error("the model has {paged} paged and {state} state components; at least 1 and at most 1 are supported")]
     Components {
@@ -202,9 +199,6 @@ impl EngineConfig {
             at_least("speculation.draft_max", speculation.draft_max, 1, "guesses are what it is about")?;
             at_least("speculation.ngram", speculation.ngram, 1, "something must repeat")?;
             at_most("speculation.draft_max", speculation.draft_max, DRAFT_MAX, "steps are of limited width")?;
-            if self.components_of(ComponentClass::State).next().is_some() {
-                return Err(ConfigError::SpeculationWithState);
-            }
         }
         let count = |class| self.components_of(class).count();
         let (paged, state) = (count(ComponentClass::Paged), count(ComponentClass::State));
@@ -232,6 +226,11 @@ impl EngineConfig {
     /// Pages that hold `tokens` tokens.
     pub fn pages_of(&self, tokens: u32) -> u32 {
         tokens.div_ceil(self.block_tokens)
+    }
+
+    /// Whether guesses have a pass of their own, and right ones are replayed: a recurrent state cannot be taken back.
+    pub fn verifies(&self) -> bool {
+        self.speculation.is_some() && self.components_of(ComponentClass::State).next().is_some()
     }
 
     /// Chunks that do not finish a prompt end on multiples of this: the page, or the chunk cap where that is smaller.

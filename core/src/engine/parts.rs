@@ -34,8 +34,9 @@ impl StepParts {
         StepContent { sequence, rows: &self.rows, tokens: &self.tokens, logit_rows: &self.logit_rows, deltas }
     }
 
-    /// Collect all planned requests and give each its first row of logits; the plan lacks only its number.
-    pub fn collect(&mut self, queues: &mut Queues) -> Plan {
+    /// Collect the planned requests that `belong` and give each its first row of logits; the plan lacks only its number
+    /// and other passes.
+    pub fn collect(&mut self, queues: &mut Queues, belongs: impl Fn(&Running) -> bool) -> Plan {
         self.rows.clear();
         self.tokens.clear();
         self.logit_rows.clear();
@@ -43,7 +44,10 @@ impl StepParts {
         let mut n_decode_tokens = 0;
         for wants_decoding in [true, false] {
             for running in queues.running.iter_mut().flatten() {
-                if matches!(running, Running::Decoding(_)) == wants_decoding && running.parts().1.planned > 0 {
+                if matches!(running, Running::Decoding(_)) == wants_decoding
+                    && running.parts().1.planned > 0
+                    && belongs(running)
+                {
                     attention_pairs += self.add(running);
                 }
             }
@@ -56,6 +60,7 @@ impl StepParts {
             n_tokens: self.tokens.len() as u32,
             n_rows: self.rows.len() as u32,
             n_logit_rows: self.logit_rows.len() as u32,
+            verify: None,
             n_decode_tokens,
             attention_pairs,
         }

@@ -107,7 +107,7 @@ pub struct Lowered {
     pub table_bytes: u64,
     /// Bytes of the output arena: logits `[logit rows, vocabulary]` f32 at offset 0.
     pub output_bytes: u64,
-    /// Vocabulary of the logits.
+    /// Vocabulary of the logits; 0 for a graph without.
     pub vocab: u32,
     /// How each public op was resolved, for people.
     pub resolutions: Vec<Resolution>,
@@ -121,10 +121,9 @@ pub fn lower(
     support: &mut dyn FnMut(&OpDesc, &str) -> Support,
 ) -> Result<Lowered, LowerError> {
     let (graph, mut ops, resolutions) = expand::expand(graph, &capacity, support)?;
-    let logits = graph.logits.expect("a model graph names its logits");
     let layout = Layout::new(&graph, &capacity, alignment);
     let activation_bytes = place::place_values(&graph, &capacity, alignment, &mut ops);
-    let vocab = graph.values[logits].inner.iter().product::<u64>();
+    let vocab = graph.logits.map_or(0, |logits| graph.values[logits].inner.iter().product::<u64>());
     let mut weight_uses: Vec<WeightUse> = Vec::new();
     let mut lowered = Vec::with_capacity(ops.len());
     for (index, op) in ops.into_iter().enumerate() {
@@ -145,7 +144,7 @@ pub fn lower(
                     weights.push((i, slot));
                     tensor.layout = pack.map_or(0, |p| p.layout);
                 }
-                Ref::Value(v) if v == logits => (tensor.binding, tensor.offset) = (TS_BIND_OUTPUT, 0),
+                Ref::Value(v) if Some(v) == graph.logits => (tensor.binding, tensor.offset) = (TS_BIND_OUTPUT, 0),
                 Ref::Value(_) => {}
                 Ref::Cache { component, tensor: t } => {
                     (tensor.binding, tensor.offset) = (TS_BIND_CACHE, layout.cache[component][t]);

@@ -101,7 +101,7 @@ impl Scheduler {
     pub fn plan(&mut self, queues: &mut Queues, memory: &mut Memory, cost: &StepCost) {
         self.deltas.clear();
         let mut n_decode = queues.iter_running().filter(|r| matches!(r, Running::Decoding(_))).count() as u32;
-        let n_drafts = if self.limits.draft_max > 0 { self.guess(queues, n_decode, cost) } else { 0 };
+        let n_drafts = if self.limits.draft_max > 0 { self.guess(queues, memory, n_decode, cost) } else { 0 };
         n_decode += n_drafts;
         let limits = &self.limits;
         let mut budget = Budget {
@@ -122,14 +122,19 @@ impl Scheduler {
     }
 
     /// Let decoding requests guess, as far as it pays and the step has room; returns how many tokens that adds.
-    fn guess(&mut self, queues: &mut Queues, n_decode: u32, cost: &StepCost) -> u32 {
+    fn guess(&mut self, queues: &mut Queues, memory: &Memory, n_decode: u32, cost: &StepCost) -> u32 {
         let limits = &self.limits;
         self.offers.clear();
         for running in queues.running.iter_mut().flatten() {
             if let Running::Decoding(sequence) = running {
-                let body = &mut *sequence.body;
+                let (body, active) = sequence.parts_mut();
                 // The token after the last right guess is always sampled too.
-                let most = (body.max_len - body.len()).saturating_sub(1).min(limits.draft_max);
+                let mut most = (body.max_len - body.len()).saturating_sub(1).min(limits.draft_max);
+                if memory.has_states() {
+                    // A turn ends on every page boundary it reaches, so that the state there can be kept.
+                    let to_boundary = memory.page_tokens() - active.computed % memory.page_tokens();
+                    most = most.min(to_boundary - (body.len() - active.computed).min(to_boundary));
+                }
                 body.drafts.propose(&body.tokens, most);
                 let (chance, offered) = (body.drafts.record.chance(), body.drafts.len());
                 self.offers.push(Offer { chance, offered, width: 0 });
@@ -188,7 +193,9 @@ impl Scheduler {
             let n_pages = memory.pages_of(with_tail(active.computed + n_tokens, wanted, memory));
             if n_pages - active.lease.n_pages().min(n_pages) <= memory.n_available() {
                 self.grow(active, memory, n_pages);
-                active.lease.plan_state(memory, active.computed + n_tokens);
+                // Guesses may be wrong: the state is planned for a step that ends off the boundary.
+                let end = active.computed + n_tokens - if body.drafts.is_empty() { 0 } else { 1 };
+                active.lease.plan_state(memory, end);
                 self.take_part(body.next_prompt_logits(), body.prompt_tokens, active, n_tokens, is_decoding, budget);
                 break;
             }

@@ -81,6 +81,8 @@ pub struct Model {
     pub generation: GenerationDefaults,
     /// Its ops.
     pub graph: Graph,
+    /// Element format of its cache.
+    pub kv_dtype: DType,
     /// Its weights.
     pub weights: Weights,
     /// Its text side.
@@ -149,7 +151,17 @@ impl Model {
                 (weights, graphs.forward)
             }
         };
-        Ok(Self { name: place.name, config, generation, graph, weights, text, notices })
+        let kv_dtype = options.kv_dtype;
+        Ok(Self { name: place.name, config, generation, graph, kv_dtype, weights, text, notices })
+    }
+
+    /// Forward, verify and replay graphs over one cache, for up to `candidates` tokens per request in a verify pass;
+    /// `None` for models without recurrent state, whose forward pass checks guesses as it is.
+    pub fn verifying(&self, candidates: u32) -> Option<[Graph; 3]> {
+        let ModelConfig::Kimi(config) = &self.config else { return None };
+        let options = GraphOptions { latent: self.kv_dtype, candidates: candidates.into(), ..GraphOptions::EXACT };
+        let graphs = Graphs::new(config, options);
+        Some([graphs.forward, graphs.verify?, graphs.replay?])
     }
 
     /// Bytes by part, parameters, cache bytes per token.

@@ -40,7 +40,7 @@ pub fn backends(args: &BackendsArgs) -> Result<Preflight, CliError> {
         options.backend.clone_from(spec);
     }
     let prepared = Prepared::new(&options, Shape::Plan)?;
-    for r in &prepared.lowered.resolutions {
+    for r in &prepared.lowered[0].resolutions {
         let why = if r.reason.is_empty() { String::new() } else { format!("\nexpanded: {}", r.reason) };
         table.row(format!("{} x{}", r.op, r.count), format!("{}{why}", r.implementation));
     }

@@ -1,7 +1,10 @@
 //! `tokenspeed logits`: one step with every position's logits, without the scheduler.
 
 use tokenspeed_backend_api::{abi::ts_table_delta, step::StepData};
-use tokenspeed_core::{driver::StepRunner, engine::ComponentClass};
+use tokenspeed_core::{
+    driver::StepRunner,
+    engine::{ComponentClass, Pass},
+};
 
 use super::prepare::{Prepared, Shape};
 use crate::{cli::engine_options::EngineOptions, error::CliError, progress::Progress};
@@ -14,7 +17,7 @@ pub fn prompt_logits(
 ) -> Result<Vec<Vec<f32>>, CliError> {
     let n = u32::try_from(ids.len()).unwrap_or(u32::MAX);
     let prepared = Prepared::new(options, Shape::Logits(n))?;
-    let vocab = prepared.lowered.vocab;
+    let vocab = prepared.lowered[0].vocab;
     if let Some(id) = ids.iter().find(|id| **id >= vocab) {
         let what = format!("token id {id} is outside the model's vocabulary of {vocab}");
         return Err(CliError::usage(what, "--ids", ""));
@@ -36,6 +39,6 @@ pub fn prompt_logits(
         let delta = |index| ts_table_delta { component, table_row: 0, index, block: index + 1 };
         step.deltas.extend((0..blocks).map(delta));
     }
-    let logits = program.run(&step.to_bytes(), n).map_err(|e| CliError::new(e, "while computing", ""))?;
-    Ok(logits.chunks_exact(vocab as usize).map(<[f32]>::to_vec).collect())
+    program.run(Pass::Forward, &step.to_bytes(), n).map_err(|e| CliError::new(e, "while computing", ""))?;
+    Ok(program.logits(Pass::Forward).chunks_exact(vocab as usize).map(<[f32]>::to_vec).collect())
 }

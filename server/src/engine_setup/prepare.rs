@@ -48,8 +48,9 @@ pub(super) struct Prepared {
     pub model: Model,
     pub backend: Backend,
     pub device: Device,
-    pub graph: Graph,
-    pub lowered: Lowered,
+    /// In the order of the engine's passes.
+    pub graphs: Vec<Graph>,
+    pub lowered: Vec<Lowered>,
     pub capacity: Capacity,
     pub memory: MemoryPlan,
     pub engine: EngineConfig,
@@ -73,7 +74,6 @@ impl Prepared {
         };
         let backend = backend::find(&options.backend)?;
         let device = backend::open(&backend, &backend_options(options))?;
-        let graph = model.graph.clone();
         let mut engine = engine_config(options, shape, &model, &*frontend, &device)?;
         let capacity = capacity(&engine, shape);
         let full = engine.pages_of(engine.max_model_len);
@@ -90,12 +90,14 @@ impl Prepared {
         };
         let alignment = device.alignment();
         let mut support = |desc: &OpDesc, label: &str| ask(&device, desc, label);
-        let planned = plan_memory(&graph, capacity, alignment, request, &mut support);
+        let graphs = graphs(&model, &engine)?;
+        let refs: Vec<&Graph> = graphs.iter().collect();
+        let planned = plan_memory(&refs, capacity, alignment, request, &mut support);
         let (lowered, memory) = planned.map_err(|e| {
             CliError::new(e.to_string(), options.model.clone(), "`tokenspeed plan` shows where the memory goes")
         })?;
         let capacity = Capacity { blocks: memory.blocks, states: memory.states, ..capacity };
-        engine.components = graph
+        engine.components = graphs[0]
             .components
             .iter()
             .map(|c| match c.kind {
@@ -104,7 +106,7 @@ impl Prepared {
             })
             .collect();
         engine.validate().map_err(|e| CliError::new(e.to_string(), options.model.clone(), ""))?;
-        Ok(Self { model, backend, device, graph, lowered, capacity, memory, engine, frontend })
+        Ok(Self { model, backend, device, graphs, lowered, capacity, memory, engine, frontend })
     }
 
     /// Bring the weights in and prepare the program.
@@ -119,8 +121,9 @@ impl Prepared {
             progress.advance(done - done_before);
             done_before = done;
         };
+        let graphs: Vec<&Graph> = self.graphs.iter().collect();
         let plan = load::Plan {
-            graph: &self.graph,
+            graphs: &graphs,
             lowered: &self.lowered,
             capacity: self.capacity,
             step_bytes: step_capacity(&self.engine, self.capacity).bytes() as u64,
@@ -167,7 +170,7 @@ impl Prepared {
         }
         let device = self.device.info();
         t.row("backend", format!("{} {} on {}", self.backend.name(), self.backend.info().version, device.name));
-        let kernels = self.lowered.resolutions.iter().map(|r| {
+        let kernels = self.lowered[0].resolutions.iter().map(|r| {
             let why = if r.reason.is_empty() { String::new() } else { format!("  ({})", r.reason) };
             format!("{} x{}: {}{why}", r.op, r.count, r.implementation)
         });
@@ -213,13 +216,28 @@ impl Prepared {
 
     fn weight_formats(&self) -> String {
         let mut formats: Vec<(DType, usize)> = Vec::new();
-        for w in self.graph.weights.iter().filter(|w| w.dims.len() > 1) {
+        for w in self.graphs[0].weights.iter().filter(|w| w.dims.len() > 1) {
             match formats.iter_mut().find(|(d, _)| *d == w.dtype) {
                 Some((_, n)) => *n += 1,
                 None => formats.push((w.dtype, 1)),
             }
         }
         formats.iter().map(|(d, n)| format!("{d} x{n}")).collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// The passes that the engine will run.
+fn graphs(model: &Model, engine: &EngineConfig) -> Result<Vec<Graph>, CliError> {
+    let has_state = model.graph.components.iter().any(|c| matches!(c.kind, ComponentKind::State { .. }));
+    match &engine.speculation {
+        Some(speculation) if has_state => {
+            let candidates = speculation.draft_max + 1;
+            model.verifying(candidates).map(Vec::from).ok_or_else(|| {
+                let what = "this model cannot check guesses";
+                CliError::usage(what.to_owned(), "--speculative-algorithm", "leave it out")
+            })
+        }
+        _ => Ok(vec![model.graph.clone()]),
     }
 }
 

@@ -90,10 +90,10 @@ fn engine_via(folder: &Path, mode: &str, via: Via, tokenizer_vocab_size: u32) ->
         device.op_support(&record).unwrap_or_else(|e| Support::no(e.to_string()))
     };
     let (lowered, memory) =
-        plan_memory(&model.graph, capacity, device.alignment(), request, &mut support).expect("it fits");
+        plan_memory(&[&model.graph], capacity, device.alignment(), request, &mut support).expect("it fits");
     config.components = model.graph.components.iter().map(|c| ComponentConfig::of(c, memory.blocks)).collect();
     let plan = Plan {
-        graph: &model.graph,
+        graphs: &[&model.graph],
         lowered: &lowered,
         capacity: Capacity { blocks: memory.blocks, ..capacity },
         step_bytes: config.step_capacity().bytes() as u64,

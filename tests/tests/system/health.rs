@@ -11,7 +11,7 @@ use std::{
 use serde_json::json;
 use tokenspeed_core::{
     driver::{DriverConfig, EngineHandle, StepRunner},
-    engine::EngineConfig,
+    engine::{EngineConfig, Pass},
 };
 use tokenspeed_server::engine_setup::{Loaded, ModelInfo, load_frontend};
 
@@ -40,13 +40,15 @@ struct Runner {
     armed: Arc<AtomicBool>,
     lost: bool,
     logits: Vec<f32>,
+    n_logits: usize,
 }
 
 const VOCAB: usize = 384;
 
 impl StepRunner for Runner {
-    fn run(&mut self, _step: &[u8], n_logit_rows: u32) -> Result<&[f32], String> {
-        let values = &mut self.logits[..n_logit_rows as usize * VOCAB];
+    fn run(&mut self, _pass: Pass, _step: &[u8], n_logit_rows: u32) -> Result<(), String> {
+        self.n_logits = n_logit_rows as usize * VOCAB;
+        let values = &mut self.logits[..self.n_logits];
         values.fill(0.0);
         values.chunks_mut(VOCAB).for_each(|row| row[65] = 30.0);
         std::thread::sleep(Duration::from_millis(1));
@@ -66,7 +68,11 @@ impl StepRunner for Runner {
                 Fault::NaN => values.fill(f32::NAN),
             }
         }
-        Ok(values)
+        Ok(())
+    }
+
+    fn logits(&self, _pass: Pass) -> &[f32] {
+        &self.logits[..self.n_logits]
     }
 
     fn status(&self) -> Result<(), String> {
@@ -81,7 +87,7 @@ fn serve(fault: Fault) -> (Serving, Arc<AtomicBool>) {
     (config.max_num_seqs, config.table_rows, config.chunked_prefill_size) = (8, 8, 64);
     (config.max_batch_tokens, config.max_logit_rows) = (64 + 8, 16 + 8);
     let armed = Arc::new(AtomicBool::new(false));
-    let runner = Runner { fault, armed: armed.clone(), lost: false, logits: vec![0.0; VOCAB * 24] };
+    let runner = Runner { fault, armed: armed.clone(), lost: false, logits: vec![0.0; VOCAB * 24], n_logits: 0 };
     let driver = DriverConfig { stuck_after: Duration::from_millis(100), ..DriverConfig::default() };
     let engine = EngineHandle::start(config, driver, Box::new(runner)).expect("starts");
     let frontend = load_frontend(&folder.model()).expect("a tokenizer");

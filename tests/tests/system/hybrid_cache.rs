@@ -141,3 +141,32 @@ fn preemption_and_neighbours_with_recurrent_state() {
         }
     }
 }
+
+/// Case 83: turns of a conversation, with guesses that are often wrong and with the cache; each on and off.
+#[test]
+fn prefix_cache_and_speculation() {
+    let folder = models::kimi();
+    let plain = engine(&folder, "--no-prefix-cache");
+    for (k, cache) in [(1, ""), (3, ""), (7, ""), (7, "--no-prefix-cache"), (3, "--chunked-prefill-size 64")] {
+        let words = format!(
+            "--speculative-algorithm ngram --speculative-ngram 1 --speculative-num-draft-tokens {k} --prefix-snapshots 4 {cache}"
+        );
+        let guessing = engine(&folder, &words);
+        let (mut talk, mut cached) = (ids(3, 60), 0);
+        for turn in 0..3u32 {
+            talk.extend(ids(10 + turn, 20));
+            let mut request = greedy(&talk, 24);
+            // A random model repeats itself only if it has little choice.
+            request.sampling.allowed_token_ids = Some(vec![5, 6, 7]);
+            (request.sampling.temperature, request.sampling.seed) = ([0.0, 1.0][turn as usize % 2], 5);
+            let answer = finish(submit(&*guessing, request.clone()));
+            assert_eq!(answer.numbers(), finish(submit(&*plain, request)).numbers(), "{words}: turn {turn}");
+            cached += answer.usage.cached_tokens;
+            talk.extend(answer.ids);
+        }
+        let metrics = guessing.metrics();
+        let (drafts, accepted): (u64, u64) = (metrics.drafts.iter().sum(), metrics.accepted.iter().sum());
+        assert!(accepted > 0 && accepted < drafts, "{words}: of {drafts} guesses {accepted} were right");
+        assert_eq!(cached > 0, !cache.contains("--no-prefix-cache"), "{words}: {cached} tokens reused");
+    }
+}

@@ -2,7 +2,7 @@
 
 use super::{fake::Rig, oracle};
 use crate::{
-    engine::{EngineConfig, SubmitError},
+    engine::{EngineConfig, Pass, SubmitError},
     request::{Event, FinishReason, Request, RequestId, SamplingParams},
     step::StepReader,
     validate::RequestErrorKind,
@@ -288,7 +288,7 @@ fn a_row_that_is_not_a_number_ends_its_request_only() {
     let (poisoned, healthy) = (rig.submit(request(prompt(1, 40), greedy(10))), rig.submit(wanted.clone()));
     rig.turn();
     let plan = rig.plan().unwrap();
-    let mut logits = rig.device.run(&rig.step);
+    let mut logits = rig.device.run(&rig.step, Pass::Forward);
     logits[7] = f32::NAN;
     rig.finish_step_with(plan, &logits);
     rig.run_to_idle(20);

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
-    engine::{ComponentClass, EngineConfig, EngineState, Plan},
+    engine::{ComponentClass, EngineConfig, EngineState, Logits, Pass, Plan},
     request::{Event, RequestId},
     step::{StepBuffer, StepReader},
 };
@@ -40,6 +40,8 @@ pub struct FakeDevice {
     pages: Vec<Vec<Vec<u64>>>,
     /// `[slot]`: tokens and fingerprint.
     states: Vec<(u32, u64)>,
+    /// `[slot]`: what a verify pass left for the replay: tokens before it, and the fingerprint after each of its tokens.
+    records: Vec<(u32, Vec<u64>)>,
 }
 
 impl FakeDevice {
@@ -52,12 +54,26 @@ impl FakeDevice {
             ],
             pages: config.components.iter().map(|c| vec![vec![0; n_slots]; c.n_blocks as usize]).collect(),
             states: vec![(u32::MAX, 0); 1000],
+            records: vec![(u32::MAX, Vec::new()); 1000],
             config: config.clone(),
         }
     }
 
-    /// Run a parameter block; returns the logits.
-    pub fn run(&mut self, step: &StepBuffer) -> Vec<f32> {
+    /// Commit what a verify pass recorded.
+    pub fn replay(&mut self, step: &StepBuffer) {
+        let step = StepReader::read(step.bytes()).unwrap();
+        assert!(step.deltas.is_empty() && step.logit_rows.is_empty());
+        for row in &step.rows {
+            let (tokens, fingerprints) = &self.records[row.state_write as usize];
+            assert_eq!((*tokens, row.computed), (row.state_tokens, row.state_tokens), "recorded from another state");
+            assert_eq!(self.states[row.state_read as usize].0, row.computed, "the state moved since it was verified");
+            let state = fingerprints[row.query_len as usize - 1];
+            self.states[row.state_write as usize] = (row.computed + row.query_len, state);
+        }
+    }
+
+    /// Run the parameter block of a forward or a verify pass; returns the logits.
+    pub fn run(&mut self, step: &StepBuffer, pass: Pass) -> Vec<f32> {
         let step = StepReader::read(step.bytes()).unwrap();
         let mut changed = BTreeSet::new();
         for delta in &step.deltas {
@@ -73,6 +89,7 @@ impl FakeDevice {
             assert_eq!(row.query_start, next_token, "rows cover the tokens in order");
             next_token += row.query_len;
             let mut state = EMPTY;
+            let mut fingerprints = Vec::new();
             for token_at in row.query_start..next_token {
                 let token = step.tokens[token_at as usize];
                 assert_eq!((token.row as usize, token.position), (row_at, row.computed + token_at - row.query_start));
@@ -88,6 +105,7 @@ impl FakeDevice {
                     last[token_at as usize] = fingerprint;
                 }
                 state = last[token_at as usize];
+                fingerprints.push(state);
             }
             if self.config.components_of(ComponentClass::State).next().is_some() {
                 assert!(row.state_write != 0 && row.state_tokens == row.computed);
@@ -97,7 +115,11 @@ impl FakeDevice {
                     let component = self.config.components_of(ComponentClass::Paged).next().unwrap();
                     assert_eq!(fingerprint, *self.slot(component, row.table_row, row.computed - 1));
                 }
-                self.states[row.state_write as usize] = (row.computed + row.query_len, state);
+                if pass == Pass::Verify {
+                    self.records[row.state_write as usize] = (row.computed, fingerprints);
+                } else {
+                    self.states[row.state_write as usize] = (row.computed + row.query_len, state);
+                }
             }
         }
         assert_eq!(next_token as usize, step.tokens.len());
@@ -151,11 +173,21 @@ impl Rig {
 
     /// Run the planned step.
     pub fn finish_step(&mut self, plan: Plan) {
-        let logits = self.device.run(&self.step);
-        self.finish_step_with(plan, &logits);
+        let verify = plan.verify.is_some();
+        let forward = if plan.n_rows > 0 { self.device.run(&self.step, Pass::Forward) } else { Vec::new() };
+        let verify = if verify { self.device.run(self.engine.verify_step(), Pass::Verify) } else { Vec::new() };
+        self.take_in(plan, Logits { forward: &forward, verify: &verify });
+        if let Some(step) = self.engine.replay_step() {
+            self.device.replay(step);
+            self.engine.replayed(self.now_ns);
+        }
     }
 
     pub fn finish_step_with(&mut self, plan: Plan, logits: &[f32]) {
+        self.take_in(plan, logits.into());
+    }
+
+    fn take_in(&mut self, plan: Plan, logits: Logits<'_>) {
         self.now_ns += 1000;
         let heard = &mut self.heard;
         self.engine.advance(self.now_ns, plan, logits, &mut |id, event| heard.entry(id).or_default().push(event));

@@ -1,0 +1,83 @@
+//! The step that advances recurrent states over right guesses.
+//!
+//! It runs at the end of a turn, for requests that go on and for those that ended on a page boundary, whose state is
+//! stored: nothing may read that state before, and nothing does, because only the next turn can.
+
+use tokenspeed_backend_api::abi::{ts_step_row, ts_step_token};
+
+use crate::step::{StepBuffer, StepCapacity, StepContent};
+
+/// What there is to replay.
+pub(super) struct Replay {
+    rows: Vec<ts_step_row>,
+    tokens: Vec<ts_step_token>,
+    step: Option<StepBuffer>,
+    /// Tokens and start of the decode-only step whose cost is complete only after the replay.
+    cost: Option<(u32, u64)>,
+}
+
+impl std::fmt::Debug for Replay {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Replay({} rows)", self.rows.len())
+    }
+}
+
+impl Replay {
+    /// `None`: the engine never replays.
+    pub fn new(capacity: Option<StepCapacity>) -> Self {
+        Self {
+            rows: Vec::with_capacity(capacity.map_or(0, |c| c.rows as usize)),
+            tokens: Vec::with_capacity(capacity.map_or(0, |c| c.tokens as usize)),
+            step: capacity.map(StepBuffer::new),
+            cost: None,
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    pub fn clear(&mut self) {
+        self.rows.clear();
+        self.tokens.clear();
+        self.cost = None;
+    }
+
+    /// Advance a request with `computed` tokens over `ids`, reading and writing these state slots.
+    pub fn add(&mut self, table_row: u32, computed: u32, (state_read, state_write): (u32, u32), ids: &[u32]) {
+        let (row, query_start) = (self.rows.len() as u32, self.tokens.len() as u32);
+        self.rows.push(ts_step_row {
+            table_row,
+            computed,
+            query_start,
+            query_len: ids.len() as u32,
+            state_read,
+            state_write,
+            state_tokens: computed,
+            reserved: 0,
+        });
+        let token = |(position, id): (u32, &u32)| ts_step_token { id: id.cast_signed(), position, row, reserved: 0 };
+        self.tokens.extend((computed..).zip(ids).map(token));
+    }
+
+    pub fn cost_later(&mut self, tokens: u32, planned_ns: u64) {
+        self.cost = Some((tokens, planned_ns));
+    }
+
+    /// The parameter block, unless there is nothing to do.
+    pub fn write(&mut self, sequence: u64) -> Option<&StepBuffer> {
+        if self.rows.is_empty() {
+            return None;
+        }
+        let step = self.step.as_mut().expect("only an engine that verifies adds rows");
+        step.write(&StepContent { sequence, rows: &self.rows, tokens: &self.tokens, logit_rows: &[], deltas: &[] });
+        Some(step)
+    }
+
+    /// It has run.
+    pub fn finish(&mut self) -> Option<(u32, u64)> {
+        self.rows.clear();
+        self.tokens.clear();
+        self.cost.take()
+    }
+}
