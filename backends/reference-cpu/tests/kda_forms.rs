@@ -168,7 +168,7 @@ fn worst(a: &[f32], b: &[f32]) -> f32 {
 /// Both forms against the reference; cuts on the 64-token grid, neighbours and workers change no bit; states that are only
 /// read stay as they are.
 #[test]
-fn chunks_equal_the_recurrence_wherever_a_prompt_is_cut() {
+fn chunks_equal_the_recurrence_wherever_a_request_is_cut() {
     let mut random = Random(5);
     for round in 0..12 {
         let dim = [32, 64, 128][round % 3];

@@ -9,6 +9,7 @@ mod endings;
 mod golden;
 mod health;
 mod hybrid_cache;
+mod hybrid_fast;
 mod requests;
 mod sampling;
 mod smollm2;

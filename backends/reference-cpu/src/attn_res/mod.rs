@@ -19,6 +19,8 @@ use crate::{
 
 /// Columns whose sums are formed together.
 const BLOCK: usize = 1024;
+/// Running sums per block.
+const CHAINS: usize = 4;
 
 /// Σ norm · proj · v and Σ v² over columns `first..end`.
 ///
@@ -28,15 +30,35 @@ const BLOCK: usize = 1024;
 unsafe fn sums<S: Simd>(norm: *const f32, proj: *const f32, v: *const f32, first: usize, end: usize) -> [f32; 2] {
     // SAFETY: lanes past `end` are not touched.
     unsafe {
-        let (mut dot, mut squares) = ([S::splat(0.0); 2], [S::splat(0.0); 2]);
-        for (n, d) in (first..end).step_by(LANES).enumerate() {
-            let lanes = LANES.min(end - d);
-            let (u, v) =
-                (S::mul(S::load_n(norm.add(d), lanes), S::load_n(proj.add(d), lanes)), S::load_n(v.add(d), lanes));
-            dot[n % 2] = S::fma(u, v, dot[n % 2]);
-            squares[n % 2] = S::fma(v, v, squares[n % 2]);
+        let (mut dot, mut squares) = ([S::splat(0.0); CHAINS], [S::splat(0.0); CHAINS]);
+        // Not a closure: that would be compiled without the tier's features.
+        macro_rules! add {
+            ($chain:ident, $d:expr, $lanes:expr) => {
+                let u = S::mul(S::load_n(norm.add($d), $lanes), S::load_n(proj.add($d), $lanes));
+                let v = S::load_n(v.add($d), $lanes);
+                dot[$chain] = S::fma(u, v, dot[$chain]);
+                squares[$chain] = S::fma(v, v, squares[$chain]);
+            };
         }
-        [S::sum(S::add(dot[0], dot[1])), S::sum(S::add(squares[0], squares[1]))]
+        let mut d = first;
+        // Chains by constant numbers stay in registers.
+        while d + CHAINS * LANES <= end {
+            for chain in 0..CHAINS {
+                add!(chain, d + chain * LANES, LANES);
+            }
+            d += CHAINS * LANES;
+        }
+        for chain in 0..CHAINS {
+            let at = d + chain * LANES;
+            if at < end {
+                add!(chain, at, LANES.min(end - at));
+            }
+        }
+        let mut sums = [0f32; 2];
+        for (sum, [a, b, c, d]) in sums.iter_mut().zip([dot, squares]) {
+            *sum = S::sum(S::add(S::add(a, b), S::add(c, d)));
+        }
+        sums
     }
 }
 
