@@ -28,6 +28,7 @@ pub mod level;
 pub mod mla;
 pub mod part;
 pub mod pool;
+pub mod residency;
 pub mod rmsnorm;
 pub mod rope;
 pub mod row_gather;
