@@ -424,6 +424,12 @@ typedef struct ts_group_desc {
     uint64_t timeout_ms;
 } ts_group_desc;
 
+// One counter of a device: what it counts is in the name, e.g. `expert_hits`.
+typedef struct ts_counter {
+    struct ts_str name;
+    uint64_t value;
+} ts_counter;
+
 // The table a plugin fills in. Entries marked *mandatory* must be non-null; the others may be, and the host then
 // does without (tier by tier) or refuses by name.
 typedef struct ts_backend_table {
@@ -555,6 +561,13 @@ typedef struct ts_backend_table {
     ts_status (*group_heap_create)(ts_group *group, uint64_t bytes, ts_arena **arena, struct ts_error *error);
     // Optional: extension table by name and version, or TS_ERR_UNSUPPORTED.
     ts_status (*extension)(struct ts_str name, uint32_t version, const void **table, struct ts_error *error);
+    // Optional, thread-safe: what the device counted since it was opened. Copies at most `capacity` counters and reports
+    // how many there are, always the same ones in the same order. Names live as long as the process.
+    ts_status (*device_counters)(ts_device *device,
+                                 struct ts_counter *counters,
+                                 uint32_t capacity,
+                                 uint32_t *count,
+                                 struct ts_error *error);
 } ts_backend_table;
 
 // Services the host lends to a plugin for the life of the process. Thread-safe.

@@ -403,6 +403,14 @@ pub struct ts_segment {
     pub reserved: u32,
 }
 
+/// One counter of a device: what it counts is in the name, e.g. `expert_hits`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ts_counter {
+    pub name: ts_str,
+    pub value: u64,
+}
+
 /// What a step would cost: input of `program_cost`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -755,6 +763,18 @@ pub struct ts_backend_table {
     /// Optional: extension table by name and version, or TS_ERR_UNSUPPORTED.
     pub extension: Option<
         unsafe extern "C" fn(name: ts_str, version: u32, table: *mut *const c_void, error: *mut ts_error) -> ts_status,
+    >,
+
+    /// Optional, thread-safe: what the device counted since it was opened. Copies at most `capacity` counters and reports
+    /// how many there are, always the same ones in the same order. Names live as long as the process.
+    pub device_counters: Option<
+        unsafe extern "C" fn(
+            device: *mut ts_device,
+            counters: *mut ts_counter,
+            capacity: u32,
+            count: *mut u32,
+            error: *mut ts_error,
+        ) -> ts_status,
     >,
 }
 

@@ -50,6 +50,7 @@ fn layouts() -> Layouts {
         ts_program_desc { struct_size, n_ops, ops, n_bindings, reserved, bindings, bucket }
         ts_run { struct_size, n_bindings, bindings, step, step_bytes, event, signal_value }
         ts_segment { first_op, n_ops, kind, reserved }
+        ts_counter { name, value }
         ts_load { struct_size, n_tokens, n_rows, n_logit_rows, attention_pairs }
         ts_step {
             struct_size, n_tokens, n_rows, n_logit_rows, n_deltas, n_samples, sequence, rows_offset, tokens_offset,
@@ -71,6 +72,7 @@ fn layouts() -> Layouts {
             queue_destroy, queue_copy, queue_signal, queue_wait, event_create, event_destroy, event_query, event_wait,
             op_support, op_launch, op_pack, cache_export, cache_import, program_prepare, program_run,
             program_describe, program_cost, program_drop, group_create, group_destroy, group_heap_create, extension,
+            device_counters,
         }
     }
 }

@@ -183,6 +183,11 @@ impl Device {
         self.inner.status()
     }
 
+    /// See [`DeviceMonitor::counters`].
+    pub fn counters(&self) -> Result<Vec<(String, u64)>, BackendError> {
+        self.monitor().counters()
+    }
+
     /// Memory, contents undefined.
     pub fn arena_alloc(&self, kind: ArenaKind, bytes: u64) -> Result<Arena, BackendError> {
         self.inner.reap();
@@ -382,6 +387,9 @@ pub(super) fn checked<T>(raw: *mut T, call: &'static str, loaded: &Loaded, index
     Err(loaded.error(call, TS_ERR_INTERNAL, Some(index), "succeeded without giving an object".to_owned()))
 }
 
+/// More counters than this are not asked for.
+const COUNTERS_MAX: usize = 64;
+
 /// The calls that any thread may make at any time.
 #[derive(Clone)]
 pub struct DeviceMonitor(Arc<Inner>);
@@ -390,6 +398,27 @@ impl DeviceMonitor {
     /// Ok, or the sticky error.
     pub fn status(&self) -> Result<(), BackendError> {
         self.0.status()
+    }
+
+    /// What the device counted since it was opened, by name; empty for a backend that counts nothing.
+    pub fn counters(&self) -> Result<Vec<(String, u64)>, BackendError> {
+        let Some(counters) = self.0.loaded.table.device_counters else { return Ok(Vec::new()) };
+        let ask = |list: &mut [ts_counter]| {
+            let mut count = 0;
+            // SAFETY: thread-safe by the ABI; the slice has the capacity stated.
+            self.0.call("device_counters", |_, e| unsafe {
+                counters(self.0.raw, list.as_mut_ptr(), list.len() as u32, &raw mut count, e)
+            })?;
+            Ok(count as usize)
+        };
+        let none = ts_counter { name: sized::str_to(""), value: 0 };
+        let mut list = vec![none; ask(&mut [])?.min(COUNTERS_MAX)];
+        let count = ask(&mut list)?.min(list.len());
+        // SAFETY: names live as long as the process, by the ABI.
+        Ok(list[..count]
+            .iter()
+            .map(|c| (unsafe { sized::str_from(c.name) }.unwrap_or("?").to_owned(), c.value))
+            .collect())
     }
 
     /// See [`Device::op_support`].

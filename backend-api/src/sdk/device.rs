@@ -137,6 +137,12 @@ pub trait DeviceImpl: Send + Sync + Sized + 'static {
         Ok(())
     }
 
+    /// What was counted since the device was opened: calls `counter` with names and values, always the same names in the
+    /// same order. Thread-safe.
+    fn counters(&self, counter: &mut dyn FnMut(&'static str, u64)) {
+        let _ = counter;
+    }
+
     /// Memory of `TS_ARENA_*` kind.
     fn alloc(&self, kind: u32, bytes: u64) -> Result<Self::Arena, Fault>;
 

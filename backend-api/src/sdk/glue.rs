@@ -246,6 +246,31 @@ pub(super) unsafe extern "C" fn device_status<B: BackendImpl>(
     unsafe { guard(error, || get::<Dev<B>, _>(device, "device")?.device.status()) }
 }
 
+pub(super) unsafe extern "C" fn device_counters<B: BackendImpl>(
+    device: *mut ts_device,
+    counters: *mut ts_counter,
+    capacity: u32,
+    count: *mut u32,
+    error: *mut ts_error,
+) -> ts_status {
+    // SAFETY: see above; at most `capacity` counters are written.
+    unsafe {
+        guard(error, || {
+            let out = checked_out(count, "count")?;
+            let capacity = if counters.is_null() { 0 } else { capacity };
+            let mut n = 0u32;
+            get::<Dev<B>, _>(device, "device")?.device.counters(&mut |name, value| {
+                if n < capacity {
+                    counters.add(n as usize).write(ts_counter { name: sized::str_to(name), value });
+                }
+                n += 1;
+            });
+            out.write(n);
+            Ok(())
+        })
+    }
+}
+
 pub(super) unsafe extern "C" fn arena_alloc<B: BackendImpl>(
     device: *mut ts_device,
     kind: u32,

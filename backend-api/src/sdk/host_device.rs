@@ -33,6 +33,11 @@ pub trait HostDevice: Send + Sync + Sized + 'static {
         Ok(())
     }
 
+    /// What was counted since the device was opened; see [`DeviceImpl::counters`]. Thread-safe.
+    fn counters(&self, counter: &mut dyn FnMut(&'static str, u64)) {
+        let _ = counter;
+    }
+
     /// Memory of `TS_ARENA_*` kind, e.g. to ask for huge pages.
     fn alloc(&self, _kind: u32, bytes: u64) -> Result<HostArena, Fault> {
         HostArena::zeroed(bytes, Self::ALIGNMENT)
@@ -97,7 +102,7 @@ fn resolve<T: HostDevice>(op: &OpView<'_>, bindings: &Bindings<'_, HostBacked<T>
         if !(data as usize).is_multiple_of(align) {
             return Err(named(op, i, Fault::invalid(format!("{} not aligned to {align} bytes", tensor.dtype))));
         }
-        Ok(Operand { tensor, data, bytes: bytes as usize })
+        Ok(Operand { tensor, data, bytes: bytes as usize, imported: !span.arena.is_writable() })
     };
     op.descriptors().iter().enumerate().map(|(i, t)| one(i, t)).collect()
 }
@@ -181,6 +186,10 @@ impl<T: HostDevice> DeviceImpl for HostBacked<T> {
 
     fn status(&self) -> Result<(), Fault> {
         self.0.status()
+    }
+
+    fn counters(&self, counter: &mut dyn FnMut(&'static str, u64)) {
+        self.0.counters(counter);
     }
 
     fn alloc(&self, kind: u32, bytes: u64) -> Result<HostArena, Fault> {

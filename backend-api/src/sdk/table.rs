@@ -44,6 +44,7 @@ pub fn table<B: BackendImpl>() -> ts_backend_table {
         t.program_cost = Some(glue::program_cost::<B>);
         t.program_drop = Some(glue::program_drop::<B>);
     }
+    t.device_counters = Some(glue::device_counters::<B>);
     t
 }
 

@@ -66,6 +66,8 @@ pub struct Operand {
     pub data: *mut u8,
     /// Usable bytes from `data`: `tensor.bytes`, or for a private layout all that is left of the binding.
     pub bytes: usize,
+    /// The host's own memory, used in place and read-only.
+    pub imported: bool,
 }
 
 // SAFETY: a pointer and numbers; whoever dereferences it has to say why that is sound on that thread.

@@ -95,6 +95,7 @@ fn main() {
                 top: TOP,
                 experts: experts_n,
                 act: Act::Situ { beta: 4.0, linear: 25.0 },
+                residency: None,
             });
             let start = Instant::now();
             // SAFETY: operands have the shapes given; the tier is available.

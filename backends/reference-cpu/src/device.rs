@@ -1,7 +1,7 @@
 //! The CPU as a backend: options, support answers, and the loop that runs a program.
 
 use std::sync::{
-    Mutex, PoisonError,
+    Arc, Mutex, PoisonError,
     atomic::{AtomicUsize, Ordering},
 };
 
@@ -22,6 +22,7 @@ use crate::{
     gemm,
     level::Level,
     pool::Pool,
+    residency::Residency,
 };
 
 /// How numbers are computed; `ARCHITECTURE.md` defines the modes.
@@ -71,7 +72,18 @@ impl BackendImpl for ReferenceCpu {
         let mode = options.choice("mode", &[("fast", Mode::Fast), ("exact", Mode::Exact)])?;
         let threads = options.parse("threads", "a number of threads, 0 = one per CPU", 0usize)?;
         let isa = options.text("isa");
+        let expert_bytes = options.parse("expert_cache_bytes", "a number of bytes, 0 = no limit", 0u64)?;
         options.finish()?;
+        if expert_bytes > 0 && (mode == Mode::Exact || !cfg!(target_os = "linux")) {
+            return Err(Fault::invalid("option expert_cache_bytes needs mode=fast on Linux"));
+        }
+        let residency = match expert_bytes {
+            0 => None,
+            bytes => {
+                let started = Residency::new(bytes);
+                Some(Arc::new(started.map_err(|e| Fault::internal(format!("cannot start a thread: {e}")))?))
+            }
+        };
         let level = match isa {
             None | Some("auto") => Level::detect(),
             Some(name) => {
@@ -87,6 +99,7 @@ impl BackendImpl for ReferenceCpu {
             threads,
             rope_tables: RopeTables::default(),
             scratch_bytes: AtomicUsize::new(0),
+            residency,
         }))
     }
 }
@@ -100,6 +113,8 @@ pub struct CpuDevice {
     rope_tables: RopeTables,
     /// Most scratch any op prepared so far needs, per worker.
     scratch_bytes: AtomicUsize,
+    /// Keeps mapped experts within a budget, if there is one.
+    residency: Option<Arc<Residency>>,
 }
 
 /// An op in the device's mode.
@@ -126,6 +141,12 @@ impl HostDevice for CpuDevice {
         match kind {
             TS_ARENA_WEIGHTS => crate::huge_pages::alloc(bytes),
             _ => HostArena::zeroed(bytes, Self::ALIGNMENT),
+        }
+    }
+
+    fn counters(&self, counter: &mut dyn FnMut(&'static str, u64)) {
+        if let Some(residency) = &self.residency {
+            residency.counters(counter);
         }
     }
 
@@ -173,7 +194,7 @@ impl HostDevice for CpuDevice {
         if self.mode == Mode::Exact || !fast::has_kernel_for(op.op.kind(), |i| op.operands[i].tensor.dtype) {
             return ExactOp::new(op).map(CpuOp::Exact);
         }
-        let op = FastOp::new(self.level, &self.rope_tables, op)?;
+        let op = FastOp::new(self.level, &self.rope_tables, self.residency.as_ref(), op)?;
         self.scratch_bytes.fetch_max(op.scratch_bytes, Ordering::Relaxed);
         Ok(CpuOp::Fast(Box::new(op)))
     }

@@ -30,6 +30,7 @@ use crate::{
     level::Level,
     part::Part,
     pool::Worker,
+    residency::{Residency, Stacks},
     rmsnorm::{RmsNormArgs, rmsnorm},
     rope::{RopeArgs, Style, fill_table, rope},
     row_gather::row_gather,
@@ -97,10 +98,17 @@ pub struct FastOp {
     pub(crate) scratch_bytes: usize,
     /// Address of the memory that workers share during the op.
     workspace: usize,
+    /// Keeps mapped experts within the device's budget.
+    residency: Option<(Arc<Residency>, Stacks)>,
 }
 
 impl FastOp {
-    pub(crate) fn new(level: Level, tables: &RopeTables, op: &BoundOp<'_>) -> Result<Self, Fault> {
+    pub(crate) fn new(
+        level: Level,
+        tables: &RopeTables,
+        residency: Option<&Arc<Residency>>,
+        op: &BoundOp<'_>,
+    ) -> Result<Self, Fault> {
         let (kind, attrs, o) = (op.op.kind(), *op.op.attrs(), op.operands);
         if o.iter().enumerate().any(|(i, t)| !t.tensor.is_dense() && !latent::takes_stride(kind, i, o.len())) {
             return Err(Fault::unsupported(format!("{kind}: operands with a stride")));
@@ -143,7 +151,11 @@ impl FastOp {
             fills_rope: true,
             scratch_bytes,
             workspace,
+            residency: None,
         };
+        if let Some(residency) = residency {
+            bound.residency = latent::residency(kind, op.op.label(), o, residency)?;
+        }
         if latent::handles(kind) {
             bound.scratch_bytes = latent::scratch_bytes(level, &bound);
         }

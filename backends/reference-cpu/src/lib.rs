@@ -35,6 +35,7 @@ pub mod level;
 pub mod mla;
 pub mod part;
 pub mod pool;
+pub mod residency;
 pub mod rmsnorm;
 pub mod rope;
 pub mod router;

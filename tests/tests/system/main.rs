@@ -6,6 +6,7 @@
 mod batch_invariance;
 mod commands;
 mod endings;
+mod experts_in_place;
 mod golden;
 mod health;
 mod hybrid_cache;

@@ -23,6 +23,7 @@ use crate::{
     level::Level,
     part::Part,
     pool::Worker,
+    residency::{Residency, Stacks},
     scratch::{Carver, region_bytes},
     simd::{Kernel, Simd, dispatch},
 };
@@ -63,6 +64,19 @@ pub struct ExpertsArgs {
     pub experts: usize,
     /// Joins gate and up.
     pub act: Act,
+    /// Keeps mapped experts within a budget: the device's, and where this layer's experts lie.
+    pub residency: Option<(*const Residency, *const Stacks)>,
+}
+
+impl ExpertsArgs {
+    /// The budget's keeper.
+    ///
+    /// # Safety
+    /// Both outlive the op, as the arguments' maker promises.
+    unsafe fn keeper(&self) -> Option<(&Residency, &Stacks)> {
+        // SAFETY: the caller's promise.
+        self.residency.map(|(residency, stacks)| unsafe { (&*residency, &*stacks) })
+    }
 }
 
 /// Whether [`experts`] reads weights of this format.
@@ -220,9 +234,23 @@ pub unsafe fn experts(level: Level, worker: &mut Worker<'_>, args: &ExpertsArgs)
         // SAFETY: columns of y that only this worker writes.
         unsafe { args.y.add(token * args.w2.rows + columns.start).write_bytes(0, columns.len()) };
     }
-    let mut first = 0;
-    while first < routes.groups.len() {
-        let range = wave(&routes, first);
+    // SAFETY: the caller's promise.
+    let keeper = unsafe { args.keeper() };
+    let places = |range: &Range<usize>| routes.groups[range.clone()].iter().map(|group| group.slot);
+    // One worker keeps the books. Workers meet after it, so that no one touches what there is no room for yet.
+    let admit = |range: &Range<usize>| {
+        if let Some((residency, stacks)) = keeper.filter(|_| part.index == 0 && !range.is_empty()) {
+            residency.admit(stacks, distinct(places(range)));
+        }
+    };
+    let mut range = wave(&routes, 0, keeper);
+    admit(&range);
+    if keeper.is_some() {
+        worker.barrier();
+    }
+    while !range.is_empty() {
+        let next = wave(&routes, range.end, keeper);
+        admit(&next);
         let wave = Wave { args, routes, groups: &routes.groups[range.clone()], engine, out, part };
         // SAFETY: the caller's promise; workers meet between writing and reading hidden rows.
         unsafe {
@@ -230,20 +258,32 @@ pub unsafe fn experts(level: Level, worker: &mut Worker<'_>, args: &ExpertsArgs)
             worker.barrier();
             dispatch(level, Down(wave));
         }
-        if range.end < routes.groups.len() {
+        if keeper.is_some() || !next.is_empty() {
             worker.barrier();
         }
-        first = range.end;
+        if let Some((residency, stacks)) = keeper.filter(|_| part.index == 0) {
+            residency.release(stacks, distinct(places(&range)));
+        }
+        range = next;
     }
     Ok(())
 }
 
-/// As many groups from `first` on as hidden rows have room for.
-fn wave(routes: &Routes<'_>, first: usize) -> Range<usize> {
-    let mut total = 0;
-    let more = routes.groups[first..].iter().take_while(|g| {
-        total += g.count as usize;
-        total <= WAVE_ROUTES
+/// Places in groups' order, each once: the groups of one expert are neighbours.
+fn distinct(places: impl Iterator<Item = u32> + Clone) -> impl Iterator<Item = u32> + Clone {
+    let mut last = None;
+    places.filter(move |place| last.replace(*place) != Some(*place))
+}
+
+/// As many groups from `first` on as hidden rows, and the budget for mapped experts, have room for.
+fn wave(routes: &Routes<'_>, first: usize, keeper: Option<(&Residency, &Stacks)>) -> Range<usize> {
+    let (mut total, mut bytes, mut last) = (0, 0, None);
+    let more = routes.groups[first..].iter().take_while(|group| {
+        total += group.count as usize;
+        if let Some((_, stacks)) = keeper.filter(|_| last.replace(group.slot) != Some(group.slot)) {
+            bytes += stacks.bytes(group.slot);
+        }
+        total <= WAVE_ROUTES && keeper.is_none_or(|(residency, _)| bytes <= residency.wave_bytes())
     });
     first..first + more.count()
 }

@@ -102,6 +102,7 @@ impl Layer {
             top: step.top,
             experts: self.experts,
             act: self.act,
+            residency: None,
         };
         let mut pool = Pool::new(workers).unwrap();
         let bytes = scratch_bytes(level, self.dtype, tokens, step.top, self.experts, self.k, self.n);
@@ -339,6 +340,7 @@ fn an_expert_that_is_not_there_is_refused_by_every_worker() {
         top: 1,
         experts: 2,
         act: Act::Silu,
+        residency: None,
     };
     let mut pool = Pool::new(2).unwrap();
     pool.reserve_scratch(scratch_bytes(Level::Portable, DType::F32, 1, 1, 2, 8, 8));

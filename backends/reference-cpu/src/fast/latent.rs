@@ -10,11 +10,14 @@ use crate::{
         write::{self, MlaWriteArgs, mla_write},
     },
     pool::Worker,
+    residency::{Residency, Stacks},
 };
+use std::sync::Arc;
 use tokenspeed_backend_api::{
+    abi::TS_LOG_WARN,
     dtype::DType,
     op::OpKind,
-    sdk::{Fault, StepView},
+    sdk::{Fault, HostServices, Operand, StepView},
     tensor::Tensor,
 };
 
@@ -71,6 +74,31 @@ pub(super) fn scratch_bytes(level: Level, op: &FastOp) -> usize {
         OpKind::MlaAttention => attention::scratch_bytes(tensor(0).dims[1], tensor(0).dims[2], tensor(3).dims[2]),
         _ => 0,
     }
+}
+
+/// What keeps an op's mapped experts within the device's budget; `None` if nothing of them is mapped.
+pub(super) fn residency(
+    kind: OpKind,
+    label: &str,
+    operands: &[Operand],
+    residency: &Arc<Residency>,
+) -> Result<Option<(Arc<Residency>, Stacks)>, Fault> {
+    if kind != OpKind::Experts {
+        return Ok(None);
+    }
+    let Some(stacks) = Stacks::of(&operands[4..operands.len() - 1]) else {
+        let message = format!("{label}: no expert lies in a mapped file, so expert_cache_bytes does not limit them");
+        HostServices::get().log(TS_LOG_WARN, &message);
+        return Ok(None);
+    };
+    let (largest, most) = (stacks.largest(), residency.wave_bytes());
+    if largest > most {
+        return Err(Fault::invalid(format!(
+            "{label}: one expert takes {largest} bytes with its pages, and two must fit: expert_cache_bytes must be at least {}",
+            2 * largest
+        )));
+    }
+    Ok(Some((Arc::clone(residency), stacks)))
 }
 
 /// One worker's share.
@@ -164,5 +192,9 @@ fn experts_args(op: &FastOp, step: &StepView<'_>) -> ExpertsArgs {
         top: o[1].tensor.row_len(),
         experts: o[3].tensor.dims[0],
         act,
+        residency: op
+            .residency
+            .as_ref()
+            .map(|(residency, stacks)| (Arc::as_ptr(residency), std::ptr::from_ref(stacks))),
     }
 }
