@@ -6,5 +6,8 @@ mod fixture;
 mod golden;
 mod history;
 mod host_walker;
+mod rank_walker;
+mod ranks;
+mod slicing;
 mod speculation;
 mod variants;
