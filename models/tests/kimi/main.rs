@@ -6,6 +6,7 @@ mod fixture;
 mod golden;
 mod history;
 mod host_walker;
+mod plan;
 mod rank_walker;
 mod ranks;
 mod slicing;

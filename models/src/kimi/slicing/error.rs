@@ -28,7 +28,7 @@ pub enum SplitError {
     },
     /// Experts by id have no graph.
     #[error(
-        "experts split by id can be planned but not run: op `experts` takes all experts of a layer; split them by width"
+        "experts split by id have no graph, because op `experts` takes all experts of a layer; split them by width"
     )]
     ExpertsById,
     /// The rules do not cover the model: a defect of the model code.
