@@ -54,8 +54,8 @@ impl<'a> Host<'a> {
     /// Run some of a step's ops.
     pub fn ops(&mut self, run: &mut Run, range: std::ops::Range<usize>) {
         let Run { graph, step, values } = run;
-        let ops: Vec<GraphOp> = graph.ops[range]
-            .to_vec()
+        let ops = graph.ops[range].to_vec();
+        let ops: Vec<GraphOp> = ops
             .into_iter()
             .flat_map(|op| match catalogue::entry(op.kind).decompose {
                 Some(decompose) if self.mode == Mode::Exact => decompose(&op, graph),

@@ -231,9 +231,9 @@ fn every_exchange_is_needed() {
     expected.push("lm_head".to_owned());
     assert_eq!(labels, expected);
     assert!(matches!(exchanges.last().map(|e| e.kind), Some(ExchangeKind::Gather { .. })));
-    for nth in 0..exchanges.len() {
+    for (nth, label) in labels.iter().enumerate() {
         let difference = seeded.distance(&|_| None, Some(nth));
-        assert!(difference > 1e-4, "{}: {difference:e}", labels[nth]);
+        assert!(difference > 1e-4, "{label}: {difference:e}");
     }
 }
 

@@ -1,6 +1,7 @@
 //! `tokenspeed plan`: memory and operation support from a config alone.
 
 use clap::{Args, ValueEnum};
+use serde_json::json;
 
 use super::engine_options::{EngineOptions, bytes};
 use crate::{engine_setup, error::CliError};
@@ -60,9 +61,14 @@ pub struct KimiPlanOptions {
     pub snapshots: Option<Vec<u64>>,
 }
 
-/// Run it.
+/// Run it. Ranks, devices and bare configurations of Kimi models are planned without a backend, anything else is what the
+/// backend at hand would do.
 pub fn run(args: PlanArgs) -> Result<(), CliError> {
-    if let Some(config) = engine_setup::kimi_config(&args.engine.model)? {
+    let of_ranks = args.tp > 1 || args.kimi != KimiPlanOptions::default();
+    let bare = engine_setup::config_file(&args.engine.model).is_some();
+    if (of_ranks || bare)
+        && let Some(config) = engine_setup::kimi_config(&args.engine.model)?
+    {
         let report = engine_setup::kimi_plan(&config, &args)?;
         if args.json {
             println!("{:#}", report.json());
@@ -79,14 +85,13 @@ pub fn run(args: PlanArgs) -> Result<(), CliError> {
         ));
     }
     let mut engine = args.engine;
-    if engine.model.ends_with(".json") && !engine.model.starts_with("dummy:") {
+    if bare {
         engine.model.insert_str(0, "dummy:");
     }
     let table = engine_setup::plan(&engine, args.tp)?;
     if args.json {
-        let rows: Vec<_> =
-            table.rows.iter().map(|(name, value)| serde_json::json!({"name": name, "value": value})).collect();
-        println!("{:#}", serde_json::json!({"rows": rows}));
+        let rows: Vec<_> = table.rows.iter().map(|(name, value)| json!({"name": name, "value": value})).collect();
+        println!("{:#}", json!({"rows": rows}));
     } else {
         print!("{}", table.render());
     }

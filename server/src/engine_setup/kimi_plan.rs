@@ -1,4 +1,4 @@
-//! The plan of a Kimi model: from options to [`RankPlan`], and the verdict.
+//! The plan of one rank of a Kimi model: from options to [`RankPlan`], and the verdict.
 //!
 //! No backend is asked, so that an operator can size machines that are not there. What only a backend can know, its
 //! kernels' scratch and its captured graphs, is what the share of memory left to it is for.
@@ -23,18 +23,25 @@ use crate::{
 
 /// The config.json that MODEL stands for, if it is of the Kimi family. MODEL may also be the config file itself.
 pub fn kimi_config(model: &str) -> Result<Option<PathBuf>, CliError> {
-    let file = Path::new(model);
-    if model.ends_with(".json") && file.is_file() {
-        let kimi = is_kimi(file).map_err(|e| CliError::new(e.to_string(), "", "give a model's config.json"))?;
-        return Ok(kimi.then(|| file.to_owned()));
-    }
-    let config = match resolve_model(model)? {
-        ModelPath::Folder(folder) => folder.join("config.json"),
-        ModelPath::Dummy(file) => file,
-        ModelPath::Gguf(_) => return Ok(None),
+    let config = match config_file(model) {
+        Some(file) => {
+            let kimi = is_kimi(file).map_err(|e| CliError::new(e.to_string(), "", "give a model's config.json"))?;
+            return Ok(kimi.then(|| file.to_owned()));
+        }
+        None => match resolve_model(model)? {
+            ModelPath::Folder(folder) => folder.join("config.json"),
+            ModelPath::Dummy(file) => file,
+            ModelPath::Gguf(_) => return Ok(None),
+        },
     };
     // What cannot be read is reported by whoever reads it in earnest.
     Ok(is_kimi(&config).unwrap_or(false).then_some(config))
+}
+
+/// MODEL as a bare configuration file.
+pub fn config_file(model: &str) -> Option<&Path> {
+    let file = Path::new(model);
+    (file.extension().is_some_and(|e| e == "json") && file.is_file()).then_some(file)
 }
 
 /// A plan to print.
@@ -133,6 +140,7 @@ fn refuse_what_needs_a_backend(engine: &EngineOptions) -> Result<(), CliError> {
         (!engine.backend_options.is_empty(), "--backend-option"),
         (engine.mode != Mode::default(), "--mode"),
         (engine.dtype != Dtype::default(), "--dtype"),
+        (engine.mla_latent_eps.is_some(), "--mla-latent-eps"),
         (engine.step_time_target_ms.is_some(), "--step-time-target-ms"),
         (engine.threads.is_some(), "--threads"),
         (engine.seed.is_some(), "--seed"),
@@ -144,12 +152,12 @@ fn refuse_what_needs_a_backend(engine: &EngineOptions) -> Result<(), CliError> {
     match given.into_iter().find(|(given, _)| *given) {
         None => Ok(()),
         Some((_, "--memory")) => Err(CliError::usage(
-            "the plan of a Kimi model asks no backend, so there is no budget to set",
+            "a plan of ranks asks no backend, so there is no budget to set",
             "--memory",
             "give the memory of each device as --device-memory",
         )),
         Some((_, option)) => Err(CliError::usage(
-            "the plan of a Kimi model asks no backend, so this option would change nothing",
+            "a plan of ranks asks no backend, so this option would change nothing",
             option,
             "leave it out",
         )),
@@ -276,6 +284,7 @@ mod tests {
                 blocks_per_row: 64,
                 block_tokens: 64,
                 blocks: 2,
+                states: 2,
             };
             let lowered = lower(&graph, capacity, 256, &mut |_, _| Support::yes("any")).expect("lowered");
             let request = PlanRequest { chunk_tokens: 100, max_num_seqs: 8, ..PlanRequest::new(ranks) };

@@ -37,6 +37,8 @@ fn head(report: &KimiReport) -> String {
     }
     line("plan for", ranks);
     line("units", "1 GB = 1,000,000,000 bytes".to_owned());
+    // What is sized here and not there yet is said, not left to be found out.
+    line("note", "sizes only: this version runs one rank and keeps no snapshots of recurrent states".to_owned());
     out
 }
 

@@ -16,7 +16,7 @@ mod text;
 pub use bench_ops::bench_ops;
 pub use conform::conform;
 pub use explain::{backends, plan};
-pub use kimi_plan::{KimiReport, kimi_config, kimi_plan};
+pub use kimi_plan::{KimiReport, config_file, kimi_config, kimi_plan};
 pub use logits::prompt_logits;
 pub use text::load_frontend;
 
