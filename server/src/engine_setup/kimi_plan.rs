@@ -24,18 +24,16 @@ use crate::{
 /// The config.json that MODEL stands for, if it is of the Kimi family. MODEL may also be the config file itself.
 pub fn kimi_config(model: &str) -> Result<Option<PathBuf>, CliError> {
     let config = match config_file(model) {
-        Some(file) => {
-            let kimi = is_kimi(file).map_err(|e| CliError::new(e.to_string(), "", "give a model's config.json"))?;
-            return Ok(kimi.then(|| file.to_owned()));
-        }
+        Some(file) => file.to_owned(),
         None => match resolve_model(model)? {
             ModelPath::Folder(folder) => folder.join("config.json"),
             ModelPath::Dummy(file) => file,
             ModelPath::Gguf(_) => return Ok(None),
         },
     };
-    // What cannot be read is reported by whoever reads it in earnest.
-    Ok(is_kimi(&config).unwrap_or(false).then_some(config))
+    let kimi =
+        is_kimi(&config).map_err(|e| CliError::new(e.to_string(), "", "a plan is made from a sound config.json"))?;
+    Ok(kimi.then_some(config))
 }
 
 /// MODEL as a bare configuration file.
@@ -265,6 +263,18 @@ mod tests {
         assert!(small.verdict().expect_err("it does not fit").render().contains("use more ranks"));
         let llama = plan::run(args("dummy:none.json", "--device-memory 1GB")).expect_err("no such file");
         assert!(llama.render().contains("none.json"), "{llama}");
+        let folder = std::env::temp_dir().join(format!("tokenspeed-kimi-plan-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let config = folder.join("config.json");
+        for (text, part) in [("{", "is not a JSON object"), (r#"{"model_type": "kimi_k3"}"#, "kimi_k3")] {
+            std::fs::write(&config, text).expect("written");
+            for model in [&folder, &config] {
+                let model = model.to_str().expect("UTF-8");
+                let error = plan::run(args(model, "--tp 8")).expect_err("no configuration").render();
+                assert!(error.contains(part) && error.contains("config.json") && error.lines().count() == 2, "{error}");
+            }
+        }
+        std::fs::remove_dir_all(folder).expect("cleaned up");
     }
 
     /// Values of a step take what a program on a backend without scratch takes.

@@ -238,7 +238,8 @@ impl Split {
         }
     }
 
-    /// The rank's share of a tensor of this rule, `None` = all of it.
+    /// The rank's share of a tensor of this rule, `None` = all of it. `dims` are the graph's: one entry per head for what a
+    /// checkpoint pads or stores with axes of length 1.
     pub fn cut(&self, row: &Row, name: &str, dims: &[u64]) -> Option<Cut> {
         // A stack of experts has the expert as its first axis; a tensor of one expert has not.
         let stacked = is_expert(name) && dims.len() == 3;
