@@ -56,7 +56,7 @@ pub struct KimiPlanOptions {
     /// Lengths to count conversations of [default: 50000,200000,1000000] (Kimi models)
     #[arg(long, value_name = "TOKENS,…", value_delimiter = ',')]
     pub conversation_tokens: Option<Vec<u64>>,
-    /// Prefix-cache budgets to count for: snapshots kept per conversation [default: 0,1,2,4,8,16] (Kimi models)
+    /// Prefix-cache budgets to count for: snapshots kept per conversation, 0 = no cache [default: 0,1,2,4,8,16] (Kimi models)
     #[arg(long, value_name = "N,…", value_delimiter = ',')]
     pub snapshots: Option<Vec<u64>>,
 }

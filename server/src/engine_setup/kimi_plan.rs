@@ -142,6 +142,7 @@ fn refuse_what_needs_a_backend(engine: &EngineOptions) -> Result<(), CliError> {
         (engine.step_time_target_ms.is_some(), "--step-time-target-ms"),
         (engine.threads.is_some(), "--threads"),
         (engine.seed.is_some(), "--seed"),
+        (engine.prefix_snapshots.is_some(), "--prefix-snapshots"),
         (engine.chat_template.is_some(), "--chat-template"),
         (engine.tool_call_parser != ToolCallParser::default(), "--tool-call-parser"),
         (engine.reasoning_parser != ReasoningParser::default(), "--reasoning-parser"),
@@ -153,6 +154,11 @@ fn refuse_what_needs_a_backend(engine: &EngineOptions) -> Result<(), CliError> {
             "a plan of ranks asks no backend, so there is no budget to set",
             "--memory",
             "give the memory of each device as --device-memory",
+        )),
+        Some((_, "--prefix-snapshots")) => Err(CliError::usage(
+            "a plan of ranks counts snapshots per conversation",
+            "--prefix-snapshots",
+            "give them as --snapshots",
         )),
         Some((_, option)) => Err(CliError::usage(
             "a plan of ranks asks no backend, so this option would change nothing",
@@ -249,6 +255,7 @@ mod tests {
             ("--memory 2GiB", ["--memory", "--device-memory"]),
             ("--backend null", ["asks no backend", "--backend"]),
             ("--seed 1", ["change nothing", "--seed"]),
+            ("--prefix-snapshots 9", ["per conversation", "--snapshots"]),
             ("--tp 12", ["rows of the vocabulary", "1, 2, 4, 8, 16 or 32 ranks"]),
             ("--tp 8 --speculative-num-draft-tokens 1", ["2 tokens or more", "config.json"]),
             ("--no-prefix-cache --snapshots 1", ["--snapshots", "--no-prefix-cache"]),

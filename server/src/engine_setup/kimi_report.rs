@@ -38,7 +38,9 @@ fn head(report: &KimiReport) -> String {
     line("plan for", ranks);
     line("units", "1 GB = 1,000,000,000 bytes".to_owned());
     // What is sized here and not there yet is said, not left to be found out.
-    line("note", "sizes only: this version runs one rank and keeps no snapshots of recurrent states".to_owned());
+    if request.ranks > 1 {
+        line("note", "sizes only: this version runs one rank".to_owned());
+    }
     out
 }
 
@@ -150,7 +152,7 @@ fn conversations(plan: &RankPlan) -> String {
     }
     let mut out = format!("\nconversations that fit at once, latent rows in {}\n", request.latent.name());
     out.push_str(&format!(
-        "  a conversation has one running state and so many snapshots in the prefix cache, {:.3} GB each\n",
+        "  by snapshots kept of each in the prefix cache, {:.3} GB each; a running one has two states, or one without cache\n",
         gb(plan.slot.total())
     ));
     out.push_str(&format!("  {:>10}{:>12}", "tokens", "rows, GB"));
@@ -174,7 +176,7 @@ fn conversations(plan: &RankPlan) -> String {
 
 fn snapshots(n: u64) -> String {
     match n {
-        0 => "none".to_owned(),
+        0 => "no cache".to_owned(),
         n => grouped(n),
     }
 }

@@ -53,7 +53,7 @@ pub struct PlanRequest {
     pub draft: Option<Draft>,
     /// Lengths to count conversations of, in tokens.
     pub conversations: Vec<u64>,
-    /// Prefix-cache budgets to count them for: snapshots kept per conversation.
+    /// Prefix-cache budgets to count them for: snapshots kept per conversation, 0 = without a prefix cache.
     pub snapshots: Vec<u64>,
 }
 
@@ -148,9 +148,15 @@ impl RankPlan {
         dtype.bytes(values).expect("a cache format is plain")
     }
 
-    /// Cache of a conversation that runs, with this many snapshots kept.
+    /// State slots of a conversation that runs: the state it advances and, with a prefix cache, the one at its last page
+    /// boundary, which it stores at its end, and the snapshots stored before.
+    pub const fn slots(snapshots: u64) -> u64 {
+        if snapshots == 0 { 1 } else { 2 + snapshots }
+    }
+
+    /// Cache of a conversation that runs.
     pub fn conversation_bytes(&self, tokens: u64, snapshots: u64) -> u64 {
-        tokens.div_ceil(self.request.block_tokens) * self.page_bytes + (1 + snapshots) * self.slot.total()
+        tokens.div_ceil(self.request.block_tokens) * self.page_bytes + Self::slots(snapshots) * self.slot.total()
     }
 
     fn fit(&mut self, config: &KimiConfig) {

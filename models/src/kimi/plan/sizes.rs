@@ -87,7 +87,7 @@ pub struct DeviceBytes {
 pub struct Fit {
     /// Length.
     pub tokens: u64,
-    /// Snapshots kept per conversation, besides the state it runs on.
+    /// Snapshots kept per conversation, besides the two states it runs on; 0 = one state, no prefix cache.
     pub snapshots: u64,
     /// Cache of one conversation on one rank.
     pub bytes: u64,
