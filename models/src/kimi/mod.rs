@@ -3,6 +3,7 @@
 //! * [`KimiConfig`]: what the model is; [`crate::config::from_kimi`] reads it from `config.json`.
 //! * [`Graphs`]: the forward pass, the verify pass and the replay that commits it, over one cache layout.
 //! * [`tensors`]: what a checkpoint holds, tensor by tensor; [`KimiWeights`] gives a graph its weights from one.
+//! * [`slicing`]: tensor parallelism, weight by weight. [`plan`]: what a rank's memory holds, from the configuration alone.
 //! * [`tiny`]: small checkpoints of the published layout, for tests and demos.
 //!
 //! One file per part of the model: `kda`, `gated_mla`, `attn_res`, `latent_moe`, and the `stack` that puts them together.
@@ -16,6 +17,8 @@ mod config;
 mod gated_mla;
 mod kda;
 mod latent_moe;
+pub mod plan;
+pub mod slicing;
 mod source;
 mod stack;
 mod stacks;

@@ -209,6 +209,12 @@ impl KimiWeights {
         Ok((tensor, self.checkpoint.bytes(tensor)))
     }
 
+    /// One expert's bytes of a stack `{layer}.experts.{matrix}.{suffix}`.
+    pub(super) fn expert(&self, stack: &str, expert: u64) -> Result<&[u8], String> {
+        let (layer, rest) = stack.split_once(".experts.").ok_or_else(|| format!("`{stack}` names no experts"))?;
+        Ok(self.bytes(&format!("{layer}.experts.{expert}.{rest}"))?.1)
+    }
+
     /// `{layer}.experts.{matrix}.{suffix}` of the graph is `{layer}.experts.{e}.{matrix}.{suffix}` for all e.
     fn stack(&self, spec: &WeightSpec) -> Result<WeightBytes<'_>, String> {
         let Some((layer, rest)) = spec.name.split_once(".experts.") else {

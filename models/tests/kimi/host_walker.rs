@@ -46,24 +46,29 @@ impl<'a> Host<'a> {
 
     /// Run one step; returns the logits, row by row (none for a graph without logits).
     pub fn run(&mut self, graph: &Graph, step: &StepData) -> Vec<Vec<f32>> {
-        let mut graph = graph.clone();
-        let ops = std::mem::take(&mut graph.ops);
+        let mut run = Run::new(graph, step);
+        self.ops(&mut run, 0..graph.ops.len());
+        run.logits()
+    }
+
+    /// Run some of a step's ops.
+    pub fn ops(&mut self, run: &mut Run, range: std::ops::Range<usize>) {
+        let Run { graph, step, values } = run;
+        let ops = graph.ops[range].to_vec();
         let ops: Vec<GraphOp> = ops
             .into_iter()
             .flat_map(|op| match catalogue::entry(op.kind).decompose {
-                Some(decompose) if self.mode == Mode::Exact => decompose(&op, &mut graph),
+                Some(decompose) if self.mode == Mode::Exact => decompose(&op, graph),
                 _ => vec![op],
             })
             .collect();
         let block = step.to_bytes();
         let view = StepView::new(&block).expect("a sound step");
-        let mut values: Vec<Vec<u8>> = (0..graph.values.len())
-            .map(|i| vec![0xff; tensor(&graph, Ref::Value(i), &view).bytes() as usize])
-            .collect();
+        values.extend((values.len()..graph.values.len()).map(|i| poisoned(graph, i, &view)));
         for op in &ops {
             for operand in &op.operands {
                 if let Ref::Weight(i) = operand {
-                    self.load(&graph, *i);
+                    self.load(graph, *i);
                 }
             }
             let operands = op.operands.iter().map(|r| {
@@ -73,7 +78,7 @@ impl<'a> Host<'a> {
                     Ref::Cache { component, tensor } => &self.caches[component][tensor],
                     Ref::Table { component } => &self.tables[component],
                 };
-                let tensor = tensor(&graph, *r, &view);
+                let tensor = tensor(graph, *r, &view);
                 assert_eq!(bytes.len() as u64, tensor.bytes(), "{}", op.label);
                 CaseOperand { tensor, role: Role::InOut, bytes: bytes.clone() }
             });
@@ -94,10 +99,6 @@ impl<'a> Host<'a> {
                 }
             }
         }
-        let Some(logits) = graph.logits else { return Vec::new() };
-        let width = graph.values[logits].inner[0] as usize;
-        let floats: Vec<f32> = values[logits].as_chunks().0.iter().map(|b| f32::from_ne_bytes(*b)).collect();
-        floats.chunks_exact(width).map(<[f32]>::to_vec).collect()
     }
 
     fn load(&mut self, graph: &Graph, index: usize) {
@@ -109,6 +110,44 @@ impl<'a> Host<'a> {
         let bytes = found.contents(&self.source.regions()).into_owned();
         self.weights.insert(spec.name.clone(), bytes);
     }
+}
+
+/// A step on its way through a graph.
+pub struct Run {
+    graph: Graph,
+    step: StepData,
+    values: Vec<Vec<u8>>,
+}
+
+impl Run {
+    /// Values start poisoned, like caches.
+    pub fn new(graph: &Graph, step: &StepData) -> Self {
+        let block = step.to_bytes();
+        let view = StepView::new(&block).expect("a sound step");
+        let values = (0..graph.values.len()).map(|i| poisoned(graph, i, &view)).collect();
+        Self { graph: graph.clone(), step: step.clone(), values }
+    }
+
+    /// A value, row by row.
+    pub fn floats(&self, value: usize) -> Vec<Vec<f32>> {
+        let width = self.graph.values[value].inner.iter().product::<u64>() as usize;
+        let floats: Vec<f32> = self.values[value].as_chunks().0.iter().map(|b| f32::from_ne_bytes(*b)).collect();
+        floats.chunks_exact(width).map(<[f32]>::to_vec).collect()
+    }
+
+    /// Replace a value.
+    pub fn set(&mut self, value: usize, rows: &[Vec<f32>]) {
+        self.values[value] = rows.iter().flatten().flat_map(|v| v.to_ne_bytes()).collect();
+    }
+
+    /// None for a graph without logits.
+    pub fn logits(&self) -> Vec<Vec<f32>> {
+        self.graph.logits.map_or_else(Vec::new, |logits| self.floats(logits))
+    }
+}
+
+fn poisoned(graph: &Graph, value: usize, step: &StepView<'_>) -> Vec<u8> {
+    vec![0xff; tensor(graph, Ref::Value(value), step).bytes() as usize]
 }
 
 fn tensors(kind: &ComponentKind) -> &[CacheTensor] {

@@ -7,6 +7,8 @@ mod bench_ops;
 mod conform;
 mod explain;
 mod ids_only;
+mod kimi_plan;
+mod kimi_report;
 mod logits;
 mod prepare;
 mod text;
@@ -14,6 +16,7 @@ mod text;
 pub use bench_ops::bench_ops;
 pub use conform::conform;
 pub use explain::{backends, plan};
+pub use kimi_plan::{KimiReport, config_file, kimi_config, kimi_plan};
 pub use logits::prompt_logits;
 pub use text::load_frontend;
 
