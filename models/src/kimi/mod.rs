@@ -18,9 +18,11 @@ mod kda;
 mod latent_moe;
 mod source;
 mod stack;
+mod taps;
 pub mod tensors;
 pub mod tiny;
 
 pub use config::{Activation, ExpertFormat, Kda, KdaGate, KimiConfig, LayerKind, Mla, Moe, Vision};
 pub use source::{KimiWeights, KimiWeightsError};
 pub use stack::{GraphOptions, Graphs};
+pub use taps::Taps;

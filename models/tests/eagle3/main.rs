@@ -1,0 +1,4 @@
+//! The EAGLE3 draft on the host: against numpy float64, and decoding with it against decoding without.
+
+mod fixture;
+mod lossless;
