@@ -10,10 +10,13 @@
 pub mod chain;
 mod config;
 mod error;
+mod fit;
 mod graph;
+mod solve;
 mod source;
 pub mod tensors;
 pub mod tiny;
+mod trunk;
 pub mod walker;
 
 pub use config::{Eagle3Config, default_taps};

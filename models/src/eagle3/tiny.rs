@@ -1,4 +1,7 @@
 //! Small drafts in the published layout, from a seed: for tests, demos and conformance.
+//!
+//! A random draft ([`write`]) exercises everything but acceptance. A draft that is accepted is fitted to its target
+//! ([`fitted`]), and that takes a target whose text can be guessed at all ([`write_target`]).
 
 use super::{
     Eagle3Config,
@@ -6,11 +9,14 @@ use super::{
 };
 use crate::{
     config::{Rope, RopeScaling, RopeStyle},
-    kimi::{KimiConfig, tensors::Stored},
+    kimi::{self, KimiConfig, tensors::Stored},
+    weights::Checkpoint,
 };
 use serde_json::{Map, Value, json};
 use std::{io::Write, path::Path};
 use tokenspeed_backend_api::{dtype::DType, quant};
+
+pub use super::fit::{Fit, FitError, fitted};
 
 /// A draft for `target` with every feature of the published one, small: YaRN with its magnitude, three taps.
 pub fn config(target: &KimiConfig) -> Eagle3Config {
@@ -125,6 +131,31 @@ pub(super) fn save(folder: &Path, config: &Eagle3Config, made: Vec<Made>) -> std
     file.write_all(header.as_bytes())?;
     list.iter().try_for_each(|(_, _, _, bytes)| file.write_all(bytes))?;
     file.flush()
+}
+
+/// How much larger embeddings are in a target whose text can be guessed.
+const LOUD: f32 = 32.0;
+
+/// Write a tiny target whose text a small draft can guess: `kimi::tiny`'s, with a louder embedding table.
+///
+/// The next token of a plain random model depends on its whole history as if by a hash, and its greedy text never comes
+/// back to where it was. Here the last token has most of the say, and the history the rest.
+pub fn write_target(folder: &Path, config: &KimiConfig, seed: u64) -> std::io::Result<()> {
+    kimi::tiny::write(folder, config, seed)?;
+    let file = folder.join("model.safetensors");
+    let (at, dtype, mut values) = {
+        let checkpoint = Checkpoint::open(&file).map_err(std::io::Error::other)?;
+        let name = format!("{}model.embed_tokens.weight", kimi::tensors::TEXT_PREFIX);
+        let tensor = checkpoint.get(&name).ok_or_else(|| std::io::Error::other(format!("{name} was not written")))?;
+        let mut values = vec![0f32; tensor.shape.iter().product::<u64>() as usize];
+        quant::dequantize_row(config.stored, checkpoint.bytes(tensor), &mut values);
+        (tensor.offset as usize, config.stored, values)
+    };
+    values.iter_mut().for_each(|v| *v *= LOUD);
+    let mut bytes = std::fs::read(&file)?;
+    let scaled = encode(dtype, &values);
+    bytes[at..at + scaled.len()].copy_from_slice(&scaled);
+    std::fs::write(&file, bytes)
 }
 
 /// `config.json` of a configuration, in the published form.

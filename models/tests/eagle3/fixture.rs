@@ -1,5 +1,6 @@
 //! A tiny Kimi K3 and a draft for it, on disk and ready to run.
 
+use crate::variants::SEED;
 use std::path::{Path, PathBuf};
 use tokenspeed_backend_api::{graph::WeightSource, step::StepData};
 use tokenspeed_models::{
@@ -14,8 +15,6 @@ use tokenspeed_models::{
     weights::Checkpoint,
 };
 
-/// Seed of the tiny target.
-pub const SEED: u64 = 20_260_801;
 /// Tokens drafted at a time.
 pub const WIDTH: usize = 3;
 /// The only request.
@@ -53,7 +52,6 @@ pub struct Pair {
     pub draft: eagle3::Graphs,
     pub target_weights: KimiWeights,
     pub draft_weights: Eagle3Weights,
-    pub config: Eagle3Config,
 }
 
 impl Pair {
@@ -69,16 +67,14 @@ impl Pair {
         let own_embedding = draft_weights.has_embedding();
         let options = eagle3::Options { latent: options.latent, own_embedding };
         let draft = eagle3::Graphs::attach(&config, &mut target, options);
-        Self { target, draft, target_weights, draft_weights, config }
+        Self { target, draft, target_weights, draft_weights }
     }
 
     /// A tiny target and a random draft.
-    pub fn random(folder: &Folder, change: impl Fn(&mut Eagle3Config), embedding: bool) -> Self {
+    pub fn random(folder: &Folder, config: &Eagle3Config, embedding: bool) -> Self {
         let target = kimi::tiny::k3();
         kimi::tiny::write(&folder.target(), &target, SEED).expect("written");
-        let mut config = tiny::config(&target);
-        change(&mut config);
-        tiny::write(&folder.draft(), &config, SEED + 1, embedding).expect("written");
+        tiny::write(&folder.draft(), config, SEED + 1, embedding).expect("written");
         Self::open(&folder.target(), &folder.draft())
     }
 

@@ -1,4 +1,6 @@
 //! The EAGLE3 draft on the host: against numpy float64, and decoding with it against decoding without.
 
 mod fixture;
+mod golden;
 mod lossless;
+mod variants;
