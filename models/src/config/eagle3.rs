@@ -154,7 +154,11 @@ fn rope(f: &Fields<'_>, rope_dim: u64, positions: u64) -> Result<(Rope, f64), Co
         None => 0.0,
     };
     if rope.magnitude() != 1.0 {
-        return Err(f.unsupported(name, format!("a factor of {} on cos and sin", rope.magnitude()), "mscale = mscale_all_dim"));
+        return Err(f.unsupported(
+            name,
+            format!("a factor of {} on cos and sin", rope.magnitude()),
+            "mscale = mscale_all_dim",
+        ));
     }
     match rope.scaling {
         RopeScaling::Yarn { factor, .. } => Ok((rope, yarn_magnitude(factor, all_dim))),
@@ -195,7 +199,11 @@ fn check(f: &Fields<'_>, config: Eagle3Config) -> Result<Eagle3Config, ConfigErr
         return Err(f.unsupported("hidden_act", act, "silu"));
     }
     if let Some(n) = f.uint("target_hidden_size")?.filter(|n| *n != config.hidden_size) {
-        return Err(f.unsupported("target_hidden_size", n.to_string(), format!("{}, as hidden_size", config.hidden_size)));
+        return Err(f.unsupported(
+            "target_hidden_size",
+            n.to_string(),
+            format!("{}, as hidden_size", config.hidden_size),
+        ));
     }
     if config.draft_vocab_size == 0 || config.draft_vocab_size > config.vocab_size {
         return Err(f.invalid("draft_vocab_size", config.draft_vocab_size, "it must be between 1 and vocab_size"));

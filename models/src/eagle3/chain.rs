@@ -5,10 +5,7 @@
 //! proposed. This is the meaning of speculation, and what a faster scheduler is tested against; it knows neither batches
 //! nor sampling.
 
-use tokenspeed_backend_api::{
-    abi::{ts_step_row, ts_step_token},
-    step::StepData,
-};
+use tokenspeed_backend_api::step::StepData;
 
 /// Which graph to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,34 +33,25 @@ pub trait Passes {
 /// Where a request's cache is.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
-    /// Row of the block tables.
-    pub table_row: u32,
+    /// Row of the tables.
+    pub row: u32,
     /// State slot.
     pub slot: u32,
 }
 
 impl Place {
-    /// A step of `ids` at the positions from `computed` on, wanting the logits of every token or the last one. Without ids
-    /// it still has a row.
+    /// A step of `ids` (at least one) at the positions from `computed` on, wanting the logits of every token or of the last
+    /// one.
     pub fn step(self, computed: u32, ids: &[i32], all_logits: bool) -> StepData {
-        let n = ids.len() as u32;
-        let row = ts_step_row {
-            table_row: self.table_row,
-            computed,
-            query_len: n,
-            state_read: self.slot,
-            state_write: self.slot,
-            state_tokens: computed,
-            ..Default::default()
-        };
-        let token = |(position, id): (u32, &i32)| ts_step_token { id: *id, position, row: 0, reserved: 0 };
-        StepData {
-            sequence: 1,
-            rows: vec![row],
-            tokens: (computed..).zip(ids).map(token).collect(),
-            logit_rows: if all_logits { (0..n).collect() } else { n.checked_sub(1).into_iter().collect() },
-            deltas: Vec::new(),
+        assert!(!ids.is_empty(), "a step has a token");
+        let mut step = StepData::from_spans(&[(self.row, computed, ids)]);
+        for row in &mut step.rows {
+            (row.state_read, row.state_write, row.state_tokens) = (self.slot, self.slot, computed);
         }
+        if all_logits {
+            step.logit_rows = (0..ids.len() as u32).collect();
+        }
+        step
     }
 }
 

@@ -73,8 +73,10 @@ impl Graphs {
             graph.ops[0].operands.push(Ref::Table { component });
         }
         let components = &target.forward.components;
-        let build = |first| Builder { graph: Graph::default(), config, taps, draft: components.len() - 1 }
-            .build(components, options, first);
+        let build = |first| {
+            Builder { graph: Graph::default(), config, taps, draft: components.len() - 1 }
+                .build(components, options, first)
+        };
         Self { first: build(true), next: build(false) }
     }
 }

@@ -25,12 +25,8 @@ pub(super) const QUERY_FREQUENCIES: &str = "draft.rope.query";
 pub(super) const ROW_FREQUENCIES: &str = "draft.rope.row";
 
 /// Tensors of other drafts, by a part of their names.
-const OTHERS: [(&str, &str); 4] = [
-    ("eh_proj", "an MTP layer"),
-    (".enorm", "an MTP layer"),
-    (".hnorm", "an MTP layer"),
-    ("dspark", "a DSpark draft"),
-];
+const OTHERS: [(&str, &str); 4] =
+    [("eh_proj", "an MTP layer"), (".enorm", "an MTP layer"), (".hnorm", "an MTP layer"), ("dspark", "a DSpark draft")];
 
 /// A draft checkpoint.
 #[derive(Debug)]
@@ -175,7 +171,8 @@ impl WeightSource for Eagle3Weights {
             ROW_FREQUENCIES => Some(&self.row_frequencies),
             _ => None,
         };
-        let size = spec.dtype.bytes(spec.dims.iter().product()).ok_or_else(|| format!("`{}` cuts a block", spec.name))?;
+        let size =
+            spec.dtype.bytes(spec.dims.iter().product()).ok_or_else(|| format!("`{}` cuts a block", spec.name))?;
         let name = spec.name.strip_prefix(PREFIX).ok_or_else(|| format!("`{}` is not the draft's", spec.name))?;
         let weight = match made {
             Some(bytes) => WeightBytes::Owned(Cow::Borrowed(bytes)),

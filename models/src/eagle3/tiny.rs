@@ -134,7 +134,7 @@ pub(super) fn save(folder: &Path, config: &Eagle3Config, made: Vec<Made>) -> std
 }
 
 /// How much larger embeddings are in a target whose text can be guessed.
-const LOUD: f32 = 32.0;
+const LOUD: f32 = 64.0;
 
 /// Write a tiny target whose text a small draft can guess: `kimi::tiny`'s, with a louder embedding table.
 ///

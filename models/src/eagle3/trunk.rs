@@ -69,7 +69,7 @@ pub(super) fn weights(config: &Eagle3Config, seed: u64) -> Vec<Made> {
 }
 
 /// Size of what attention, MLP and taps add to the stream, before it is normalised.
-const ATTENTION: f32 = 4.0;
+const ATTENTION: f32 = 16.0;
 const MLP: f32 = 0.3;
 const TAPS: f32 = 1.0;
 /// Share of the taps in latents.

@@ -28,7 +28,8 @@ pub struct GraphOptions {
 
 impl GraphOptions {
     /// Everything in f32, no speculation.
-    pub const EXACT: GraphOptions = GraphOptions { latent: DType::F32, window: DType::F32, candidates: 0, taps: Taps::NONE };
+    pub const EXACT: GraphOptions =
+        GraphOptions { latent: DType::F32, window: DType::F32, candidates: 0, taps: Taps::NONE };
 }
 
 /// Which graph.

@@ -18,7 +18,7 @@ use tokenspeed_models::{
 /// Tokens drafted at a time.
 pub const WIDTH: usize = 3;
 /// The only request.
-pub const PLACE: Place = Place { table_row: 0, slot: 1 };
+pub const PLACE: Place = Place { row: 0, slot: 1 };
 
 /// A folder that goes away with its owner.
 pub struct Folder(pub PathBuf);
