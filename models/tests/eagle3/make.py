@@ -13,18 +13,11 @@ import json
 import pathlib
 import sys
 
-here = pathlib.Path(__file__).parent
-sys.path.insert(0, str(here / "../../../tests/golden/kimi"))
+import numpy as np
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent / "../../../tests/golden/kimi"))
+from draft_oracle import Draft  # noqa: E402
 from oracle import K3 as Target  # noqa: E402
-
-sys.path.insert(0, str(here))
-import importlib.util  # noqa: E402
-
-spec = importlib.util.spec_from_file_location("draft_oracle", here / "oracle.py")
-module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-
-import numpy as np  # noqa: E402
 
 ids = [3 + (197 * i + 13 * i * i) % 509 for i in range(24)]
 folder = pathlib.Path(sys.argv[1])
@@ -39,7 +32,7 @@ drafts = {}
 for path in sorted(folder.iterdir()):
     if path.name == "target":
         continue
-    draft = module.Draft(path, target.w["model.embed_tokens.weight"])
+    draft = Draft(path, target.w["model.embed_tokens.weight"])
     completed = draft.c["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
     kept = {"first": [], "next": [], "argmax": []}
     for p in range(len(ids) - 1):
