@@ -10,7 +10,10 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use crate::request::{Event, Request, RequestId};
+use crate::{
+    request::{Event, Request, RequestId},
+    speculation::DRAFT_MAX,
+};
 
 /// Why a request was not taken.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -45,6 +48,14 @@ pub struct Metrics {
     pub pages_cached: u64,
     /// All pages.
     pub pages_total: u64,
+    /// Recurrent states held by requests or the cache; 0 for models without.
+    pub states_used: u64,
+    /// Of these, stored in the prefix cache.
+    pub states_cached: u64,
+    /// All slots for recurrent states.
+    pub states_total: u64,
+    /// Tokens whose pages were found in the prefix cache but computed again, because no state was stored there.
+    pub cut_tokens: u64,
     /// Prompt tokens of all started requests.
     pub prompt_tokens: u64,
     /// Of these, taken from the prefix cache.
@@ -59,6 +70,10 @@ pub struct Metrics {
     pub steps: u64,
     /// Nanoseconds spent in steps.
     pub step_ns: u64,
+    /// Guessed tokens that were checked, by their place in the guess.
+    pub drafts: [u64; DRAFT_MAX as usize],
+    /// Of these, the right ones.
+    pub accepted: [u64; DRAFT_MAX as usize],
 }
 
 /// Limits that admission checks need.

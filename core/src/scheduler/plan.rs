@@ -11,12 +11,14 @@
 use tokenspeed_backend_api::abi::ts_table_delta;
 
 use super::{
+    marks,
     queue::{Queues, Running, Waiting},
     sequence::{Active, Body},
 };
 use crate::{
     cache::{index::NodeId, lease::Lease, memory::Memory},
     request::RequestId,
+    speculation::width::{self, Offer, StepCost},
 };
 
 /// Fixed limits of a step.
@@ -36,6 +38,8 @@ pub struct StepLimits {
     pub chunk_grid: u32,
     /// Tokens of one request.
     pub max_model_len: u32,
+    /// Guesses per request, 0 = no speculation.
+    pub draft_max: u32,
     /// Numbers of the paged components.
     pub paged_components: Vec<u32>,
 }
@@ -48,10 +52,15 @@ pub struct Scheduler {
     /// The waiting request that did not fit, and the release count then: no use trying before it changed.
     blocked: Option<(RequestId, u64)>,
     path: Vec<NodeId>,
+    /// Pages found beyond `path` that cannot be resumed from.
+    n_cut_pages: u32,
+    offers: Vec<Offer>,
     /// Block-table changes of the step being planned.
     pub deltas: Vec<ts_table_delta>,
     /// Requests that lost their memory, since start.
     pub n_preemptions: u64,
+    /// Tokens found in the prefix cache and computed again for want of a stored state, since start.
+    pub n_cut_tokens: u64,
 }
 
 impl std::fmt::Debug for Scheduler {
@@ -76,6 +85,9 @@ impl Scheduler {
             path: Vec::with_capacity(blocks_per_row as usize),
             deltas: Vec::with_capacity(limits.max_deltas as usize),
             n_preemptions: 0,
+            n_cut_tokens: 0,
+            n_cut_pages: 0,
+            offers: Vec::with_capacity(limits.max_num_seqs as usize),
             limits,
         }
     }
@@ -86,9 +98,11 @@ impl Scheduler {
     }
 
     /// Plan a step: sets `planned` of the requests that take part, and `deltas`.
-    pub fn plan(&mut self, queues: &mut Queues, memory: &mut Memory) {
+    pub fn plan(&mut self, queues: &mut Queues, memory: &mut Memory, cost: &StepCost) {
         self.deltas.clear();
-        let n_decode = queues.iter_running().filter(|r| matches!(r, Running::Decoding(_))).count() as u32;
+        let mut n_decode = queues.iter_running().filter(|r| matches!(r, Running::Decoding(_))).count() as u32;
+        let n_drafts = if self.limits.draft_max > 0 { self.guess(queues, n_decode, cost) } else { 0 };
+        n_decode += n_drafts;
         let limits = &self.limits;
         let mut budget = Budget {
             tokens: self
@@ -96,7 +110,7 @@ impl Scheduler {
                 .saturating_sub(n_decode)
                 .max(limits.chunk_grid)
                 .min(limits.max_batch_tokens - n_decode),
-            prompt_logit_rows: limits.max_logit_rows - limits.max_num_seqs,
+            prompt_logit_rows: limits.max_logit_rows - limits.max_num_seqs - n_drafts,
         };
         let mut at = 0;
         // Preemption shortens the list behind `at`.
@@ -105,6 +119,41 @@ impl Scheduler {
             at += 1;
         }
         self.admit(queues, memory, &mut budget);
+    }
+
+    /// Let decoding requests guess, as far as it pays and the step has room; returns how many tokens that adds.
+    fn guess(&mut self, queues: &mut Queues, n_decode: u32, cost: &StepCost) -> u32 {
+        let limits = &self.limits;
+        self.offers.clear();
+        for running in queues.running.iter_mut().flatten() {
+            if let Running::Decoding(sequence) = running {
+                let body = &mut *sequence.body;
+                // The token after the last right guess is always sampled too.
+                let most = (body.max_len - body.len()).saturating_sub(1).min(limits.draft_max);
+                body.drafts.propose(&body.tokens, most);
+                let (chance, offered) = (body.drafts.record.chance(), body.drafts.len());
+                self.offers.push(Offer { chance, offered, width: 0 });
+            }
+        }
+        // A chunk on the grid, with logits of all its tokens, is always left for prefill.
+        let spare = (limits.max_logit_rows - limits.max_num_seqs).min(limits.max_batch_tokens - n_decode);
+        let total = spare.saturating_sub(limits.chunk_grid);
+        width::choose(&mut self.offers, total, cost);
+        let mut left = total;
+        let mut offers = self.offers.iter();
+        for running in queues.running.iter_mut().flatten() {
+            if let Running::Decoding(sequence) = running {
+                let offer = offers.next().expect("one per decoding request");
+                let drafts = &mut sequence.body.drafts;
+                let mut width = offer.width;
+                if width == 0 && offer.offered > 0 && drafts.record.is_due() {
+                    width = 1;
+                }
+                drafts.ids.truncate(width.min(left) as usize);
+                left -= drafts.len();
+            }
+        }
+        total - left
     }
 
     fn plan_running(&mut self, at: usize, queues: &mut Queues, memory: &mut Memory, budget: &mut Budget) {
@@ -119,22 +168,27 @@ impl Scheduler {
             }
             let wanted = body.len();
             let n_tokens = if is_decoding {
-                wanted - active.computed
+                // A guess is never worth another request's pages.
+                let room = (active.lease.n_pages() + memory.n_available()) * memory.page_tokens();
+                body.drafts.ids.truncate(room.saturating_sub(wanted) as usize);
+                wanted - active.computed + body.drafts.len()
             } else {
                 let cap = self.chunk_cap(budget, body.next_prompt_logits().is_some());
                 let held = (active.lease.n_pages() + memory.n_available()) * memory.page_tokens();
+                let end = body.next_mark().unwrap_or(wanted);
                 // A shorter chunk is better than taking another request's pages, if any fits.
-                match self.chunk(active.computed, wanted, cap.min(held - active.computed)) {
-                    0 => self.chunk(active.computed, wanted, cap),
+                match self.chunk(active.computed, end, cap.min(held - active.computed)) {
+                    0 => self.chunk(active.computed, end, cap),
                     n => n,
                 }
             };
             if n_tokens == 0 {
                 break;
             }
-            let n_pages = memory.pages_of(active.computed + n_tokens);
+            let n_pages = memory.pages_of(with_tail(active.computed + n_tokens, wanted, memory));
             if n_pages - active.lease.n_pages().min(n_pages) <= memory.n_available() {
                 self.grow(active, memory, n_pages);
+                active.lease.plan_state(memory, active.computed + n_tokens);
                 self.take_part(body.next_prompt_logits(), body.prompt_tokens, active, n_tokens, is_decoding, budget);
                 break;
             }
@@ -224,8 +278,8 @@ impl Scheduler {
             let computed = n_found * memory.page_tokens();
             let wanted = body.len();
             let cap = self.chunk_cap(budget, body.next_prompt_logits().is_some());
-            let n_tokens = self.chunk(computed, wanted, cap);
-            let n_pages = memory.pages_of(computed + n_tokens);
+            let n_tokens = self.chunk(computed, body.next_mark().unwrap_or(wanted), cap);
+            let n_pages = memory.pages_of(with_tail(computed + n_tokens, wanted, memory));
             let n_deltas = n_pages as usize * self.limits.paged_components.len();
             if n_tokens == 0 || self.deltas.len() + n_deltas > self.limits.max_deltas as usize {
                 return;
@@ -242,6 +296,7 @@ impl Scheduler {
                 return;
             }
             let max_pages = memory.pages_of(body.max_len) as usize;
+            self.n_cut_tokens += u64::from(self.n_cut_pages * memory.page_tokens());
             let lease = Lease::open(memory, &self.path, max_pages);
             let mut sequence = match queues.waiting.pop_front().expect("looked at above") {
                 Waiting::Queued(sequence) => sequence.admit(lease, computed),
@@ -252,15 +307,18 @@ impl Scheduler {
                 self.announce(active, index);
             }
             self.grow(active, memory, n_pages);
+            active.lease.plan_state(memory, computed + n_tokens);
             self.take_part(body.next_prompt_logits(), body.prompt_tokens, active, n_tokens, false, budget);
             queues.run(Running::Prefilling(sequence));
         }
     }
 
     /// Fill `path` with the cached pages a request can start from: at least its last token is computed again, and
-    /// every token whose logits it still needs to report.
+    /// every token whose logits it still needs to report. Decides where its recurrent state is stored from there on.
     fn find_prefix(&mut self, body: &mut Body, memory: &Memory) {
         self.path.clear();
+        self.n_cut_pages = 0;
+        body.marks.clear();
         if !memory.reuses_prefixes() {
             return;
         }
@@ -268,6 +326,17 @@ impl Scheduler {
         let max_pages = (reusable / memory.page_tokens()) as usize;
         memory.index.hash_pages(&body.namespace, &body.tokens, max_pages, &mut body.hashes);
         memory.index.find(&body.namespace, &body.hashes, &body.tokens, max_pages, &mut self.path);
+        let n_seen = self.path.len() as u32;
         memory.cut_to_resumable(&mut self.path);
+        self.n_cut_pages = n_seen - self.path.len() as u32;
+        if memory.has_states() {
+            let (len, page_tokens) = (body.len(), memory.page_tokens());
+            marks::place(&mut body.marks, len, self.path.len() as u32 * page_tokens, n_seen, page_tokens);
+        }
     }
+}
+
+/// A chunk that ends within a page of all that is wanted reserves the rest with it, so that the rest cannot fail.
+fn with_tail(end: u32, wanted: u32, memory: &Memory) -> u32 {
+    if wanted.saturating_sub(end) < memory.page_tokens() { wanted.max(end) } else { end }
 }

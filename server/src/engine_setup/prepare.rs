@@ -6,7 +6,7 @@ use tokenspeed_backend_api::{
     backend::{Backend, Device},
     catalogue::OpDesc,
     dtype::DType,
-    graph::Graph,
+    graph::{ComponentKind, Graph},
     record::OpRecord,
     support::Support,
 };
@@ -15,6 +15,7 @@ use tokenspeed_core::{
     load::{self, DeviceProgram},
     lower::{Capacity, Lowered},
     memory::{MemoryPlan, MemoryRequest, plan_memory},
+    speculation::{GUESSES_MAX, SpeculationConfig},
     step::StepCapacity,
 };
 use tokenspeed_models::loader::{LoadOptions, Model};
@@ -22,7 +23,7 @@ use tokenspeed_models::loader::{LoadOptions, Model};
 use super::{GenerationDefaults, backend, text};
 use crate::{
     cli::{
-        engine_options::{Dtype, EngineOptions, GenerationConfig, KvCacheDtype, Mode},
+        engine_options::{Dtype, EngineOptions, GenerationConfig, KvCacheDtype, Mode, SpeculativeAlgorithm},
         model_path::{ModelPath, resolve_model},
     },
     error::CliError,
@@ -65,7 +66,11 @@ impl Prepared {
     pub fn new(options: &EngineOptions, shape: Shape) -> Result<Self, CliError> {
         let place = resolve_model(&options.model)?;
         let model = open_model(options, &place, shape)?;
-        let frontend = text::of_model(&model, options)?;
+        let frontend = match shape {
+            Shape::Serve => text::of_model(&model, options)?,
+            // Token ids only: a broken or missing tokenizer is no reason to show nothing.
+            Shape::Plan | Shape::Logits(_) => text::ids_only(&model),
+        };
         let backend = backend::find(&options.backend)?;
         let device = backend::open(&backend, &backend_options(options))?;
         let graph = model.graph.clone();
@@ -77,6 +82,11 @@ impl Prepared {
             budget_bytes,
             blocks_max: full.saturating_mul(engine.max_num_seqs).saturating_add(1),
             blocks_min: full + 1,
+            states_extra: if shape == Shape::Serve || shape == Shape::Plan {
+                states_extra(options, &engine)
+            } else {
+                0
+            },
         };
         let alignment = device.alignment();
         let mut support = |desc: &OpDesc, label: &str| ask(&device, desc, label);
@@ -84,8 +94,15 @@ impl Prepared {
         let (lowered, memory) = planned.map_err(|e| {
             CliError::new(e.to_string(), options.model.clone(), "`tokenspeed plan` shows where the memory goes")
         })?;
-        let capacity = Capacity { blocks: memory.blocks, ..capacity };
-        engine.components = graph.components.iter().map(|c| ComponentConfig::of(c, memory.blocks)).collect();
+        let capacity = Capacity { blocks: memory.blocks, states: memory.states, ..capacity };
+        engine.components = graph
+            .components
+            .iter()
+            .map(|c| match c.kind {
+                ComponentKind::Paged { .. } => ComponentConfig::of(c, capacity.blocks),
+                ComponentKind::State { .. } => ComponentConfig::of(c, capacity.states),
+            })
+            .collect();
         engine.validate().map_err(|e| CliError::new(e.to_string(), options.model.clone(), ""))?;
         Ok(Self { model, backend, device, graph, lowered, capacity, memory, engine, frontend })
     }
@@ -137,10 +154,10 @@ impl Prepared {
         t.row(
             "model",
             format!(
-                "{} ({:?}, {} layers, {:.1} M parameters)",
+                "{} ({}, {} layers, {:.1} M parameters)",
                 self.model.name,
-                c.architecture,
-                c.n_layers,
+                c.architecture(),
+                c.n_layers(),
                 sizes.parameters as f64 / 1e6
             ),
         );
@@ -156,10 +173,14 @@ impl Prepared {
         });
         t.row("kernels", kernels.collect::<Vec<_>>().join("\n"));
         let tokens = u64::from(m.blocks - 1) * u64::from(e.block_tokens);
+        let states = match m.state_bytes {
+            0 => String::new(),
+            bytes => format!(", {} recurrent states of {}", m.states - 1, mib(bytes)),
+        };
         t.row(
             "memory",
             format!(
-                "{} of cache ({tokens} tokens in {} pages of {}, {})\n{} of packed weights, {} for a step",
+                "{} of cache ({tokens} tokens in {} pages of {}, {}{states})\n{} of packed weights, {} for a step",
                 mib(m.cache_bytes),
                 m.blocks - 1,
                 e.block_tokens,
@@ -181,6 +202,11 @@ impl Prepared {
             "off (--no-prefix-cache)".into()
         };
         t.row("prefix cache", cache);
+        if let Some(s) = &e.speculation {
+            let what =
+                format!("guesses from the text itself, {} at most, after {} repeated tokens", s.draft_max, s.ngram);
+            t.row("speculation", what);
+        }
         t.row("sampling defaults", self.defaults(options).to_string());
         t
     }
@@ -212,6 +238,7 @@ fn open_model(options: &EngineOptions, place: &ModelPath, shape: Shape) -> Resul
             Dtype::Bf16 => Some(DType::BF16),
         },
         seed: options.seed.unwrap_or(0),
+        latent_eps: options.mla_latent_eps,
     };
     let path = match place {
         ModelPath::Dummy(path) => PathBuf::from(format!("dummy:{}", path.display())),
@@ -260,7 +287,7 @@ fn engine_config(
     device: &Device,
 ) -> Result<EngineConfig, CliError> {
     let block_tokens = device.page_tokens().unwrap_or(PAGE_TOKENS);
-    let context = u32::try_from(model.config.context_tokens_max).unwrap_or(u32::MAX >> 1);
+    let context = u32::try_from(model.config.context_tokens_max()).unwrap_or(u32::MAX >> 1);
     let max_model_len = match (shape, options.max_model_len) {
         (Shape::Logits(n), _) => n.max(2),
         (_, Some(n)) if n > context => {
@@ -273,8 +300,8 @@ fn engine_config(
         (_, Some(n)) => n,
         (_, None) => context,
     };
-    let vocab = u32::try_from(model.config.vocab_size)
-        .map_err(|_| CliError::new(format!("a vocabulary of {} is too large", model.config.vocab_size), "", ""))?;
+    let vocab = u32::try_from(model.config.vocab_size())
+        .map_err(|_| CliError::new(format!("a vocabulary of {} is too large", model.config.vocab_size()), "", ""))?;
     let max_num_seqs = if matches!(shape, Shape::Logits(_)) { 1 } else { options.max_num_seqs };
     // A chunk longer than the context would only reserve memory.
     let chunk = options.chunked_prefill_size.min(max_model_len.next_multiple_of(block_tokens));
@@ -288,8 +315,24 @@ fn engine_config(
     config.tokenizer_vocab_size = frontend.vocab_size().min(vocab);
     config.eos_ids = frontend.eos_ids().to_vec();
     config.prefix_cache = !options.no_prefix_cache;
+    if shape == Shape::Serve && options.speculative_algorithm == SpeculativeAlgorithm::Ngram {
+        let (draft_max, ngram) = (options.speculative_num_draft_tokens, options.speculative_ngram);
+        config.speculation = Some(SpeculationConfig { draft_max, ngram });
+        let guesses = GUESSES_MAX.min(max_num_seqs.saturating_mul(draft_max));
+        config.max_batch_tokens += guesses;
+        config.max_logit_rows += guesses;
+    }
     config.secret = [random_u64(), random_u64()];
     Ok(config)
+}
+
+/// Slots for the states of the prefix cache: a second one for each running request, and those to keep.
+fn states_extra(options: &EngineOptions, engine: &EngineConfig) -> u32 {
+    if options.no_prefix_cache {
+        return 0;
+    }
+    let kept = options.prefix_snapshots.unwrap_or(engine.max_num_seqs.saturating_mul(4));
+    engine.max_num_seqs.saturating_add(kept)
 }
 
 /// Capacities of the program; pages are decided by the memory plan.
@@ -306,6 +349,7 @@ fn capacity(engine: &EngineConfig, shape: Shape) -> Capacity {
         blocks_per_row: engine.blocks_per_row,
         block_tokens: engine.block_tokens,
         blocks: 0,
+        states: engine.max_num_seqs + 1,
     }
 }
 

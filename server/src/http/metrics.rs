@@ -149,6 +149,9 @@ fn write_engine(out: &mut String, engine: &Metrics) {
     gauge(out, "tokenspeed_kv_pages_used", "Pages held by requests or the prefix cache.", engine.pages_used);
     gauge(out, "tokenspeed_kv_pages_cached", "Pages held only by the prefix cache.", engine.pages_cached);
     gauge(out, "tokenspeed_kv_pages_total", "All pages.", engine.pages_total);
+    gauge(out, "tokenspeed_states_used", "Recurrent states held by requests or the cache.", engine.states_used);
+    gauge(out, "tokenspeed_states_cached", "Recurrent states stored in the prefix cache.", engine.states_cached);
+    gauge(out, "tokenspeed_states_total", "All slots for recurrent states.", engine.states_total);
     let counter = |out: &mut String, name: &str, help: &str, value: f64| single(out, name, help, "counter", value);
     counter(out, "tokenspeed_preemptions_total", "Sequences that were queued again.", engine.preemptions as f64);
     counter(out, "tokenspeed_engine_steps_total", "Forward steps.", engine.steps as f64);
@@ -161,6 +164,19 @@ fn write_engine(out: &mut String, engine: &Metrics) {
     );
     for (name, count) in ["stop", "length", "abort", "failed"].iter().zip(engine.finished) {
         let _ = writeln!(out, "tokenspeed_engine_sequences_total{{reason=\"{name}\"}} {count}");
+    }
+    for (name, help, counts) in [
+        (
+            "tokenspeed_draft_tokens_total",
+            "Guessed tokens that were checked, by their place in the guess.",
+            engine.drafts,
+        ),
+        ("tokenspeed_accepted_tokens_total", "Of these, the right ones.", engine.accepted),
+    ] {
+        header(out, name, help, "counter");
+        for (position, count) in (1..).zip(counts.iter().take_while(|count| **count > 0)) {
+            let _ = writeln!(out, "{name}{{position=\"{position}\"}} {count}");
+        }
     }
 }
 
