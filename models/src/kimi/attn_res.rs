@@ -29,6 +29,11 @@ impl Residual {
         Self { sum: embedding, bank: Vec::new(), scores: Vec::new(), left: 0, consumed: false }
     }
 
+    /// The running sum.
+    pub fn sum(&self) -> Ref {
+        self.sum
+    }
+
     /// What the next sublayer reads; `name` has the weights `{name}_norm` and `{name}_proj`.
     pub fn read(&mut self, b: &mut Builder<'_>, name: &str) -> Ref {
         if self.bank.is_empty() {

@@ -22,6 +22,7 @@ pub mod slicing;
 mod source;
 mod stack;
 mod stacks;
+mod taps;
 pub mod tensors;
 pub mod tiny;
 
@@ -29,3 +30,4 @@ pub use config::{Activation, ExpertFormat, Kda, KdaGate, KimiConfig, LayerKind, 
 pub use latent_moe::is_slots;
 pub use source::{KimiWeights, KimiWeightsError};
 pub use stack::{GraphOptions, Graphs};
+pub use taps::Taps;

@@ -116,12 +116,7 @@ impl WeightSource for Wrong<'_> {
 }
 
 fn bytes(source: &dyn WeightSource, spec: &WeightSpec) -> Vec<u8> {
-    match source.weight(spec).expect("there") {
-        WeightBytes::Owned(bytes) => bytes.into_owned(),
-        WeightBytes::Mapped { region, offset, bytes } => {
-            source.regions()[region][offset as usize..][..bytes as usize].to_vec()
-        }
-    }
+    source.weight(spec).expect("there").contents(&source.regions()).into_owned()
 }
 
 /// Logits of a short prompt on two ranks, with weights of rank 0 replaced and an exchange left out.

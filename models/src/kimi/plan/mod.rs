@@ -109,7 +109,8 @@ impl RankPlan {
     /// Plan one rank.
     pub fn new(config: &KimiConfig, request: PlanRequest) -> Result<Self, PlanError> {
         error::check(config, &request)?;
-        let options = GraphOptions { latent: request.latent, window: request.window, candidates: request.candidates };
+        let (latent, window, candidates) = (request.latent, request.window, request.candidates);
+        let options = GraphOptions { latent, window, candidates, ..GraphOptions::EXACT };
         let split = Split::new(config, 0, request.ranks, ExpertSplit::Width)?;
         let graphs = RankGraphs::new(config, options, split)?;
         let draft = request.draft.map(|draft| draft_bytes(draft, request.ranks)).transpose()?;

@@ -4,12 +4,10 @@
 //! a load never holds more than the slice it is making.
 
 use super::table::{Cut, ExpertSplit, Row, Split};
+use crate::kimi::is_slots;
 use crate::kimi::{config::KimiConfig, source::KimiWeights, tensors::is_expert};
 use std::{borrow::Cow, sync::Arc};
-use tokenspeed_backend_api::{
-    dtype::DType,
-    graph::{WeightBytes, WeightSource, WeightSpec},
-};
+use tokenspeed_backend_api::graph::{WeightBytes, WeightSource, WeightSpec};
 
 /// The weights of [`super::RankGraph`].
 #[derive(Clone, Debug)]
@@ -66,11 +64,12 @@ impl WeightSource for RankWeights {
         if is_expert(&spec.name) && spec.dims.len() == 3 {
             return self.experts(spec, &whole, cut);
         }
-        let Some(cut) = cut else { return self.source.weight(spec) };
-        if spec.dtype == DType::U32 {
-            // Places of experts in the rank's own stack.
-            return self.source.weight(spec);
+        if is_slots(&spec.name) {
+            // A rank's stacks are made by `experts`, in ascending order, wherever the file has the whole ones.
+            let order = (0..spec.dims[0] as u32).flat_map(u32::to_le_bytes).collect();
+            return Ok(WeightBytes::Owned(Cow::Owned(order)));
         }
+        let Some(cut) = cut else { return self.source.weight(spec) };
         let pieces = Pieces::new(spec, &whole.dims, cut)?;
         match self.source.weight(&whole)? {
             WeightBytes::Mapped { region, offset, bytes } => {
@@ -82,9 +81,9 @@ impl WeightSource for RankWeights {
                 pieces.append(&self.regions()[region][offset as usize..][..bytes as usize], &mut out)?;
                 Ok(WeightBytes::Owned(Cow::Owned(out)))
             }
-            WeightBytes::Owned(bytes) => {
+            whole => {
                 let mut out = Vec::new();
-                pieces.append(&bytes, &mut out)?;
+                pieces.append(&whole.contents(&self.regions()), &mut out)?;
                 Ok(WeightBytes::Owned(Cow::Owned(out)))
             }
         }
