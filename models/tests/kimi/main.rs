@@ -6,5 +6,6 @@ mod fixture;
 mod golden;
 mod history;
 mod host_walker;
+mod presets;
 mod speculation;
 mod variants;
