@@ -8,4 +8,5 @@ mod history;
 mod host_walker;
 mod presets;
 mod speculation;
+mod transformers;
 mod variants;
