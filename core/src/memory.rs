@@ -1,11 +1,11 @@
-//! How a memory budget is spent: weights and activations first, the rest is pages.
+//! How a memory budget is spent: weights, activations and the state slots of running requests first, the rest is pages.
 //!
 //! The plan is made before anything is allocated and printed as it is; when it does not fit, the error says what each
 //! part takes and which options make it smaller.
 
 use tokenspeed_backend_api::{
     catalogue::OpDesc,
-    graph::{Graph, WeightSpec},
+    graph::{ComponentKind, Graph, WeightSpec},
     support::Support,
 };
 
@@ -35,10 +35,12 @@ pub struct MemoryPlan {
     pub output_bytes: u64,
     /// Block tables.
     pub table_bytes: u64,
-    /// All cache components.
+    /// All cache components, state slots included.
     pub cache_bytes: u64,
-    /// Bytes of one page over all components.
+    /// Bytes of one page over all paged components.
     pub page_bytes: u64,
+    /// Bytes of one state slot; 0 for models without recurrent state.
+    pub state_bytes: u64,
     /// Pages, the scratch page included.
     pub blocks: u32,
 }
@@ -64,7 +66,7 @@ pub enum MemoryError {
     /// Not even one request of full length fits.
     #[error(
         "the model needs {needed_bytes} bytes (weights {weight_bytes}, one step {step_bytes}, cache for one request of full length \
-         {cache_bytes}) and the budget is {budget_bytes}: raise --memory, or lower --max-model-len or --chunked-prefill-size"
+         {cache_bytes}) and the budget is {budget_bytes}: raise --memory, or lower --max-model-len, --chunked-prefill-size or --max-num-seqs"
     )]
     TooSmall {
         /// The least that works.
@@ -90,7 +92,12 @@ pub fn plan_memory(
 ) -> Result<(Lowered, MemoryPlan), MemoryError> {
     capacity.blocks = request.blocks_min;
     let smallest = lower(graph, capacity, alignment, support)?;
-    let page_bytes: u64 = graph.components.iter().map(|c| block_bytes(&c.kind, capacity.block_tokens)).sum();
+    let bytes_of = |paged: bool| -> u64 {
+        let kinds = graph.components.iter().map(|c| &c.kind);
+        let wanted = kinds.filter(|kind| matches!(kind, ComponentKind::Paged { .. }) == paged);
+        wanted.map(|kind| block_bytes(kind, capacity.block_tokens)).sum()
+    };
+    let (page_bytes, state_bytes) = (bytes_of(true), bytes_of(false));
     let mut plan = parts(graph, &smallest);
     if plan.total_bytes() > request.budget_bytes {
         return Err(MemoryError::TooSmall {
@@ -105,7 +112,7 @@ pub fn plan_memory(
     let blocks = u64::from(request.blocks_min).saturating_add(spare).min(request.blocks_max.into());
     capacity.blocks = (blocks as u32).max(request.blocks_min);
     let lowered = lower(graph, capacity, alignment, support)?;
-    plan = MemoryPlan { page_bytes, blocks: capacity.blocks, ..parts(graph, &lowered) };
+    plan = MemoryPlan { page_bytes, state_bytes, blocks: capacity.blocks, ..parts(graph, &lowered) };
     Ok((lowered, plan))
 }
 
@@ -119,6 +126,7 @@ fn parts(graph: &Graph, lowered: &Lowered) -> MemoryPlan {
         table_bytes: lowered.table_bytes,
         cache_bytes: lowered.cache_bytes,
         page_bytes: 0,
+        state_bytes: 0,
         blocks: 0,
     }
 }
