@@ -120,7 +120,7 @@ pub struct LlamaArgs {
     #[command(flatten)]
     pub out: OutArgs,
     /// Layers
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=4096))]
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=1024))]
     pub layers: u64,
     /// Width of the residual stream
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=65_536))]
@@ -132,7 +132,7 @@ pub struct LlamaArgs {
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=4096))]
     pub heads: u64,
     /// Key and value heads
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=4096))]
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=1024))]
     pub kv_heads: u64,
     /// Entries of the vocabulary
     #[arg(long, value_name = "N", default_value_t = 40, value_parser = clap::value_parser!(u64).range(4..=1_048_576))]
@@ -275,7 +275,7 @@ mod tests {
             ("kimi-k3 --out d --latent 48", "--latent 48 is no multiple of 32: MXFP4 shares a scale among 32 values"),
             ("kimi-k3 --out d --experts 8 --experts-per-token 9", "9 experts per token, but only 8 experts"),
             ("kimi-linear --out d --latent 64", "--latent does not apply: Kimi Linear has none"),
-            ("kimi-k3 --out d --layers 1", "--layers 1 is not between 2 and 4096"),
+            ("kimi-k3 --out d --layers 1", "--layers 1 is not between 2 and 1024"),
             ("llama --out d --hidden 60 --heads 8", "--hidden 60 does not split into --heads 8 of an even width"),
             ("llama --out d --heads 4 --kv-heads 3", "--heads 4 is no multiple of --kv-heads 3"),
         ] {

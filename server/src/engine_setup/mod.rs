@@ -9,12 +9,14 @@ mod explain;
 mod ids_only;
 mod logits;
 mod prepare;
+mod reads;
 mod text;
 
 pub use bench_ops::bench_ops;
 pub use conform::conform;
 pub use explain::{backends, plan};
 pub use logits::prompt_logits;
+pub use reads::DecodeReads;
 pub use text::load_frontend;
 
 use std::{path::PathBuf, sync::Arc};
@@ -78,6 +80,10 @@ pub struct ModelInfo {
     pub defaults: GenerationDefaults,
     /// The lines printed before loading, kept for the debug endpoint.
     pub preflight: Preflight,
+    /// What decoding must read.
+    pub reads: DecodeReads,
+    /// The device computes in this machine's memory.
+    pub host_memory: bool,
 }
 
 /// A model that can answer.
@@ -106,6 +112,8 @@ pub fn load(options: &EngineOptions, progress: &mut dyn Progress) -> Result<Load
         path: place.path().to_owned(),
         defaults: prepared.defaults(options),
         preflight: prepared.preflight(options),
+        reads: DecodeReads::of(&prepared.model),
+        host_memory: prepared.device.host_mapped(),
     };
     progress.preflight(&info.preflight);
     let (config, driver, frontend) = (prepared.engine.clone(), driver_config(options), Arc::clone(&prepared.frontend));

@@ -16,7 +16,7 @@ use tokenspeed_backend_api::quant::mxfp4;
 const SPECIAL_TOKENS: u64 = 256;
 /// Smallest vocabulary: one token per byte, and the special ones.
 const VOCAB_MIN: u64 = 256 + SPECIAL_TOKENS;
-const LAYERS_MAX: u64 = 4096;
+const LAYERS_MAX: u64 = 1024;
 const SIZE_MAX: u64 = 1 << 20;
 /// A tiny model above this is a mistyped one.
 const BYTES_MAX: u64 = 1 << 40;
