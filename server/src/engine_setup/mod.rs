@@ -105,7 +105,16 @@ impl std::fmt::Debug for Loaded {
 
 /// Resolve, check, print the preflight table, load, start the engine. Blocks for as long as the weights take.
 pub fn load(options: &EngineOptions, progress: &mut dyn Progress) -> Result<Loaded, CliError> {
-    let prepared = Prepared::new(options, Shape::Serve)?;
+    start(options, Shape::Serve, progress)
+}
+
+/// As [`load`], for prompts of token ids: a model without a tokenizer can be measured too.
+pub fn load_ids_only(options: &EngineOptions, progress: &mut dyn Progress) -> Result<Loaded, CliError> {
+    start(options, Shape::ServeIds, progress)
+}
+
+fn start(options: &EngineOptions, shape: Shape, progress: &mut dyn Progress) -> Result<Loaded, CliError> {
+    let prepared = Prepared::new(options, shape)?;
     let place = resolve_model(&options.model)?;
     let info = ModelInfo {
         name: place.default_name(),

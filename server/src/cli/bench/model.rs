@@ -57,7 +57,7 @@ pub fn run(args: BenchModelArgs) -> Result<(), CliError> {
         .threads
         .map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), |threads| threads as usize);
     let bandwidth = bandwidth::read_bytes_per_s(threads);
-    let loaded = engine_setup::load(&args.engine, &mut Terminal::new(Log::default(), false))?;
+    let loaded = engine_setup::load_ids_only(&args.engine, &mut Terminal::new(Log::default(), false))?;
     let bandwidth = loaded.info.host_memory.then_some(bandwidth);
     let engine = &*loaded.engine;
     check_room(engine.limits().max_model_len, &args)?;
