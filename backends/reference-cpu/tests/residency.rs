@@ -145,7 +145,7 @@ impl Program {
         bindings.bind_all(TS_BIND_WEIGHTS, &weights);
         let ops: Vec<OpRecord> = (0..LAYERS).map(|layer| op(&device, layer)).collect();
         let bucket = Bucket { max_tokens: TOKENS as u32, max_rows: 1, max_logit_rows: 1 };
-        let executable = Executable::new(device, ops, bindings, bucket, None).unwrap();
+        let executable = Executable::new(device, vec![(ops, bindings, bucket)], None).unwrap();
         Self { executable, inputs }
     }
 
@@ -173,7 +173,8 @@ impl Program {
             }
         }
         let step = StepData::from_spans(&[(0, 0, &vec![0; tokens][..])]).to_bytes();
-        let out = self.executable.run(&step, LAYERS * TOKENS * K).unwrap();
+        self.executable.run(0, &step, LAYERS * TOKENS * K).unwrap();
+        let out = self.executable.logits(0);
         let used = out.chunks(TOKENS * K).flat_map(|layer| &layer[..tokens * K]);
         (used.flat_map(|v| v.to_ne_bytes()).collect(), chosen)
     }
@@ -295,7 +296,7 @@ fn a_budget_for_less_than_two_experts_is_refused_by_name() {
     bindings.bind_all(TS_BIND_WEIGHTS, &weights);
     let bucket = Bucket { max_tokens: TOKENS as u32, max_rows: 1, max_logit_rows: 1 };
     let ops = vec![op(&device, 0)];
-    let refused = Executable::new(device, ops, bindings, bucket, None).unwrap_err();
+    let refused = Executable::new(device, vec![(ops, bindings, bucket)], None).unwrap_err();
     let message = refused.to_string();
     assert!(message.contains("layers.0.experts") && message.contains("expert_cache_bytes"), "{message}");
 }

@@ -4,12 +4,21 @@
 //! bite, the latent epsilon shows, experts are chosen unevenly. Randomness is integer arithmetic and a sum of uniforms, so
 //! every machine writes the same bytes.
 
+mod sizes;
+
+pub use sizes::{SizeError, Sizes, mid, real_heads};
+
 use super::{
     config::{Activation, ExpertFormat, Kda, KdaGate, KimiConfig, LayerKind, Mla, Moe},
     tensors::{self, Stored, TEXT_PREFIX},
 };
 use serde_json::{Value, json};
-use std::{collections::HashMap, io::Write, path::Path};
+use std::{
+    fs::File,
+    io::{Seek as _, SeekFrom, Write as _},
+    path::Path,
+    sync::atomic::{AtomicUsize, Ordering},
+};
 use tokenspeed_backend_api::{
     dtype::DType,
     quant::{self, mxfp4},
@@ -80,12 +89,30 @@ pub fn kinds(n: usize, mla: &[usize]) -> Vec<LayerKind> {
     (1..=n).map(|l| if mla.contains(&l) { LayerKind::Mla } else { LayerKind::Kda }).collect()
 }
 
-/// Write `config.json`, `model.safetensors` and its index into an existing folder.
+/// How wide the values are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Spread {
+    /// Every part of the model shows in its logits, down to the epsilons. For tests.
+    Exaggerated,
+    /// Every matrix keeps the variance of what it multiplies, as a trained model roughly does. For benchmarks, and for
+    /// comparisons with engines that decide small things differently.
+    Even,
+}
+
+/// Write `config.json`, `model.safetensors` and its index into an existing folder, with exaggerated values.
 pub fn write(folder: &Path, config: &KimiConfig, seed: u64) -> std::io::Result<()> {
+    write_as(folder, config, seed, Spread::Exaggerated)
+}
+
+/// As [`write`]. `config.json` comes last, so that a folder left half-written is no model. The bytes do not depend on
+/// the number of threads: each tensor has its own stream of random values and its own place in the file.
+pub fn write_as(folder: &Path, config: &KimiConfig, seed: u64, spread: Spread) -> std::io::Result<()> {
     let mut list = Vec::new();
     tensors::text(config, &mut |t| list.push(t));
+    // Of an MXFP4 matrix, `weight_packed` comes right before `weight_scale`.
     list.sort_by(|a, b| a.name.cmp(&b.name));
     let mut header = serde_json::Map::new();
+    let mut places = Vec::with_capacity(list.len());
     let mut at = 0;
     for t in &list {
         let dtype = match t.dtype {
@@ -96,58 +123,88 @@ pub fn write(folder: &Path, config: &KimiConfig, seed: u64) -> std::io::Result<(
         };
         let end = at + t.bytes();
         header.insert(full_name(t), json!({"dtype": dtype, "shape": t.dims, "data_offsets": [at, end]}));
+        places.push(at);
         at = end;
     }
     let map: serde_json::Map<String, Value> =
         list.iter().map(|t| (full_name(t), Value::from("model.safetensors"))).collect();
-    let index = json!({"metadata": {"total_size": at}, "weight_map": map});
-    std::fs::write(folder.join("model.safetensors.index.json"), index.to_string())?;
-    std::fs::write(folder.join("config.json"), format!("{:#}\n", config_json(config)))?;
-
     let mut header = Value::Object(header).to_string();
     header.push_str(&" ".repeat(header.len().next_multiple_of(8) - header.len()));
-    let mut file = std::io::BufWriter::new(std::fs::File::create(folder.join("model.safetensors"))?);
+    let path = folder.join("model.safetensors");
+    let mut file = File::create(&path)?;
     file.write_all(&(header.len() as u64).to_le_bytes())?;
     file.write_all(header.as_bytes())?;
-    let mut experts: HashMap<String, Vec<u8>> = HashMap::new();
-    for t in &list {
-        let bytes = match t.name.rsplit_once(".weight_") {
-            // One draw makes both tensors of an MXFP4 matrix; `packed` sorts before `scale`.
-            Some((matrix, "packed")) => {
-                let (packed, scales) = expert(t, seed);
-                experts.insert(matrix.to_owned(), scales);
-                packed
+    let start = 8 + header.len() as u64;
+    file.set_len(start + at)?;
+
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut file = File::options().write(true).open(&path)?;
+        loop {
+            let i = next.fetch_add(1, Ordering::Relaxed);
+            let Some(t) = list.get(i) else { return Ok(()) };
+            match t.name.rsplit_once(".weight_") {
+                // One draw makes both tensors of an MXFP4 matrix.
+                Some((_, "packed")) => {
+                    let (packed, scales) = expert(t, seed, spread);
+                    for (at, bytes) in [(places[i], packed), (places[i + 1], scales)] {
+                        file.seek(SeekFrom::Start(start + at))?;
+                        file.write_all(&bytes)?;
+                    }
+                }
+                Some(_) => {}
+                None => {
+                    file.seek(SeekFrom::Start(start + places[i]))?;
+                    dense(t, config, seed, spread, &mut |bytes| file.write_all(bytes))?;
+                }
             }
-            Some((matrix, _)) => experts.remove(matrix).expect("written right before"),
-            None => dense(t, config, seed),
-        };
-        file.write_all(&bytes)?;
-    }
-    file.flush()
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(list.len());
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        let results = workers.into_iter().map(|w| w.join().expect("a writer does not panic"));
+        results.collect::<Vec<std::io::Result<()>>>().into_iter().collect::<std::io::Result<()>>()
+    })?;
+
+    let index = json!({"metadata": {"total_size": at}, "weight_map": map});
+    std::fs::write(folder.join("model.safetensors.index.json"), index.to_string())?;
+    std::fs::write(folder.join("config.json"), format!("{:#}\n", config_json(config)))
 }
 
 fn full_name(t: &Stored) -> String {
     format!("{TEXT_PREFIX}{}", t.name)
 }
 
-/// Values of a plain tensor in its format.
-fn dense(t: &Stored, config: &KimiConfig, seed: u64) -> Vec<u8> {
+/// Values of a plain tensor in its format, a piece at a time: an embedding table need not fit into memory.
+fn dense(
+    t: &Stored,
+    config: &KimiConfig,
+    seed: u64,
+    spread: Spread,
+    sink: &mut dyn FnMut(&[u8]) -> std::io::Result<()>,
+) -> std::io::Result<()> {
+    const PIECE: usize = 1 << 16;
     let mut draw = Draw::new(seed, &t.name);
     let n = t.dims.iter().product::<u64>() as usize;
-    let mut values: Vec<f32> = (0..n).map(|_| draw.normal()).collect();
-    let (scale, offset) = distribution(&t.name, &t.dims);
-    values.iter_mut().for_each(|v| *v = *v * scale + offset);
-    if t.name.ends_with(".A_log") {
-        // Padding, as published.
-        values[config.kda.heads as usize..].fill(0.0);
+    let (scale, offset) = distribution(&t.name, &t.dims, spread);
+    let mut bytes = Vec::new();
+    for at in (0..n).step_by(PIECE) {
+        let mut values: Vec<f32> = (at..n.min(at + PIECE)).map(|_| draw.normal() * scale + offset).collect();
+        if t.name.ends_with(".A_log") {
+            // Padding, as published.
+            let used = (config.kda.heads as usize).saturating_sub(at).min(values.len());
+            values[used..].fill(0.0);
+        }
+        bytes.resize(t.dtype.bytes(values.len() as u64).expect("plain formats") as usize, 0);
+        quant::quantize_row(t.dtype, &values, &mut bytes);
+        sink(&bytes)?;
     }
-    let mut bytes = vec![0; t.bytes() as usize];
-    quant::quantize_row(t.dtype, &values, &mut bytes);
-    bytes
+    Ok(())
 }
 
 /// Standard deviation and mean of a tensor's values.
-fn distribution(name: &str, dims: &[u64]) -> (f32, f32) {
+fn distribution(name: &str, dims: &[u64], spread: Spread) -> (f32, f32) {
     let last = |suffix: &str| name.ends_with(suffix);
     let fan_in = 1.0 / (*dims.last().expect("tensors have shapes") as f32).sqrt();
     match name {
@@ -158,6 +215,7 @@ fn distribution(name: &str, dims: &[u64]) -> (f32, f32) {
         _ if last("A_log") => (0.6, 0.0),
         _ if last("dt_bias") => (1.5, -1.0),
         _ if last("e_score_correction_bias") => (0.3, 0.0),
+        _ if spread == Spread::Even => (fan_in, 0.0),
         // Latents so small that the epsilon of their norms shows.
         _ if last("q_a_proj.weight") || last("kv_a_proj_with_mqa.weight") => (0.02 * fan_in, 0.0),
         // Wide enough for both caps of SiTU.
@@ -172,10 +230,10 @@ fn distribution(name: &str, dims: &[u64]) -> (f32, f32) {
 }
 
 /// Packed values and scales of an MXFP4 matrix.
-fn expert(t: &Stored, seed: u64) -> (Vec<u8>, Vec<u8>) {
+fn expert(t: &Stored, seed: u64, spread: Spread) -> (Vec<u8>, Vec<u8>) {
     let mut draw = Draw::new(seed, &t.name);
     let columns = 2 * t.dims[1] as usize;
-    let gain = if t.name.contains(".w2.") { 1.0 } else { 1.5 };
+    let gain = if t.name.contains(".w2.") || spread == Spread::Even { 1.0 } else { 1.5 };
     let scale = gain / (columns as f32).sqrt();
     let (mut packed, mut scales) = (Vec::new(), Vec::new());
     for _ in 0..t.dims[0] {

@@ -17,7 +17,7 @@ pub const ROWS: u64 = 3;
 pub const SLOTS: u64 = 8;
 
 /// Whether fused ops run as such or as their decomposition.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     Exact,
     Fused,

@@ -12,4 +12,7 @@ mod ranks;
 mod slicing;
 mod speculation;
 mod split_residuals;
+mod presets;
+mod speculation;
+mod transformers;
 mod variants;

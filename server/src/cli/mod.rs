@@ -19,6 +19,7 @@ pub mod run;
 pub mod sampling_options;
 pub mod serve;
 pub mod session;
+pub mod tiny;
 pub mod tokenize;
 
 /// Fast LLM inference on any accelerator.
@@ -51,6 +52,9 @@ pub enum Command {
     Conform(conform::ConformArgs),
     /// Show memory per rank and operation support from a model's config alone
     Plan(plan::PlanArgs),
+    /// Write a small random model, for tests, demos and benchmarks
+    #[command(subcommand)]
+    Tiny(tiny::TinyCommand),
     /// Measure
     #[command(subcommand)]
     Bench(bench::BenchCommand),
@@ -68,6 +72,7 @@ pub fn run(cli: Cli) -> Result<(), CliError> {
         Command::Backends(args) => backends::run(args),
         Command::Conform(args) => conform::run(args),
         Command::Plan(args) => plan::run(args),
+        Command::Tiny(command) => tiny::run(command),
         Command::Bench(command) => bench::run(command),
     }
 }

@@ -11,6 +11,7 @@ mod kimi_plan;
 mod kimi_report;
 mod logits;
 mod prepare;
+mod reads;
 mod text;
 
 pub use bench_ops::bench_ops;
@@ -18,6 +19,7 @@ pub use conform::conform;
 pub use explain::{backends, plan};
 pub use kimi_plan::{KimiReport, config_file, kimi_config, kimi_plan};
 pub use logits::prompt_logits;
+pub use reads::DecodeReads;
 pub use text::load_frontend;
 
 use std::{path::PathBuf, sync::Arc};
@@ -81,6 +83,10 @@ pub struct ModelInfo {
     pub defaults: GenerationDefaults,
     /// The lines printed before loading, kept for the debug endpoint.
     pub preflight: Preflight,
+    /// What decoding must read.
+    pub reads: DecodeReads,
+    /// The device computes in this machine's memory.
+    pub host_memory: bool,
 }
 
 /// A model that can answer.
@@ -102,13 +108,24 @@ impl std::fmt::Debug for Loaded {
 
 /// Resolve, check, print the preflight table, load, start the engine. Blocks for as long as the weights take.
 pub fn load(options: &EngineOptions, progress: &mut dyn Progress) -> Result<Loaded, CliError> {
-    let prepared = Prepared::new(options, Shape::Serve)?;
+    start(options, Shape::Serve, progress)
+}
+
+/// As [`load`], for prompts of token ids: a model without a tokenizer can be measured too.
+pub fn load_ids_only(options: &EngineOptions, progress: &mut dyn Progress) -> Result<Loaded, CliError> {
+    start(options, Shape::ServeIds, progress)
+}
+
+fn start(options: &EngineOptions, shape: Shape, progress: &mut dyn Progress) -> Result<Loaded, CliError> {
+    let prepared = Prepared::new(options, shape)?;
     let place = resolve_model(&options.model)?;
     let info = ModelInfo {
         name: place.default_name(),
         path: place.path().to_owned(),
         defaults: prepared.defaults(options),
         preflight: prepared.preflight(options),
+        reads: DecodeReads::of(&prepared.model),
+        host_memory: prepared.device.host_mapped(),
     };
     progress.preflight(&info.preflight);
     let (config, driver, frontend) = (prepared.engine.clone(), driver_config(options), Arc::clone(&prepared.frontend));

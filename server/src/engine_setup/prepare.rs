@@ -37,6 +37,8 @@ use crate::{
 pub(super) enum Shape {
     /// Many requests, continuous batching.
     Serve,
+    /// The same for prompts of token ids only.
+    ServeIds,
     /// Memory and ops only: weights may be missing.
     Plan,
     /// One prompt of this many tokens, logits of every position.
@@ -70,7 +72,7 @@ impl Prepared {
         let frontend = match shape {
             Shape::Serve => text::of_model(&model, options)?,
             // Token ids only: a broken or missing tokenizer is no reason to show nothing.
-            Shape::Plan | Shape::Logits(_) => text::ids_only(&model),
+            Shape::ServeIds | Shape::Plan | Shape::Logits(_) => text::ids_only(&model),
         };
         let backend = backend::find(&options.backend)?;
         let device = backend::open(&backend, &backend_options(options))?;
@@ -82,11 +84,7 @@ impl Prepared {
             budget_bytes,
             blocks_max: full.saturating_mul(engine.max_num_seqs).saturating_add(1),
             blocks_min: full + 1,
-            states_extra: if shape == Shape::Serve || shape == Shape::Plan {
-                states_extra(options, &engine)
-            } else {
-                0
-            },
+            states_extra: if !matches!(shape, Shape::Logits(_)) { states_extra(options, &engine) } else { 0 },
         };
         let alignment = device.alignment();
         let mut support = |desc: &OpDesc, label: &str| ask(&device, desc, label);
@@ -264,7 +262,7 @@ fn open_model(options: &EngineOptions, place: &ModelPath, shape: Shape) -> Resul
     };
     let model = match shape {
         Shape::Plan => Model::open_to_plan(&path, &load_options),
-        Shape::Serve | Shape::Logits(_) => Model::open(&path, &load_options),
+        Shape::Serve | Shape::ServeIds | Shape::Logits(_) => Model::open(&path, &load_options),
     };
     model.map_err(|e| {
         CliError::new(e.to_string(), "", "nothing was loaded; fetch or convert the file again, or give another MODEL")
@@ -357,7 +355,7 @@ fn states_extra(options: &EngineOptions, engine: &EngineConfig) -> u32 {
 fn capacity(engine: &EngineConfig, shape: Shape) -> Capacity {
     let (tokens, logit_rows) = match shape {
         Shape::Logits(n) => (n, n),
-        Shape::Serve | Shape::Plan => (engine.max_batch_tokens, engine.max_logit_rows),
+        Shape::Serve | Shape::ServeIds | Shape::Plan => (engine.max_batch_tokens, engine.max_logit_rows),
     };
     Capacity {
         tokens,

@@ -38,7 +38,7 @@ pub struct BenchEngineArgs {
 
 /// Run it.
 pub fn run(args: BenchEngineArgs) -> Result<(), CliError> {
-    let loaded = engine_setup::load(&args.engine, &mut Terminal::new(Log::default(), false))?;
+    let loaded = engine_setup::load_ids_only(&args.engine, &mut Terminal::new(Log::default(), false))?;
     let before = loaded.engine.metrics();
     let report = load(&*loaded.engine, &args)?;
     let after = loaded.engine.metrics();

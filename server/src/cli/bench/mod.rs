@@ -1,11 +1,13 @@
-//! `tokenspeed bench`: a server under load, the engine alone, single operations.
+//! `tokenspeed bench`: a server under load, the engine alone, one request, single operations.
 
 use clap::{Args, Subcommand};
 
 use crate::{engine_setup, error::CliError};
 
+pub mod bandwidth;
 pub mod client;
 pub mod engine;
+pub mod model;
 pub mod report;
 pub mod serve;
 
@@ -16,6 +18,8 @@ pub enum BenchCommand {
     Serve(serve::BenchServeArgs),
     /// Put load on the engine in this process, without HTTP and text
     Engine(engine::BenchEngineArgs),
+    /// Time prefill and decode of one request, beside the bytes that decoding must read
+    Model(model::BenchModelArgs),
     /// Time single operations of a backend
     Ops(BenchOpsArgs),
 }
@@ -45,6 +49,7 @@ pub fn run(command: BenchCommand) -> Result<(), CliError> {
     match command {
         BenchCommand::Serve(args) => serve::run(args),
         BenchCommand::Engine(args) => engine::run(args),
+        BenchCommand::Model(args) => model::run(args),
         BenchCommand::Ops(args) => engine_setup::bench_ops(&args),
     }
 }
