@@ -8,6 +8,7 @@ mod detokenizer;
 mod error;
 mod folder;
 mod gguf_meta;
+pub mod kimi;
 mod library_decoder;
 mod logprob_text;
 mod messages;
