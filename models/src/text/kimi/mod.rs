@@ -14,13 +14,17 @@ mod prompt_texts;
 mod python_strings;
 mod ranks;
 mod sections;
+mod segments;
 mod slices;
 mod specials;
 mod tiny;
+mod tool_results;
+mod xtml_chat;
 
 pub use folder::rank_file;
 pub use prompt_texts::{ENCODING_FILE, Effort, MissingText, PromptTexts, Slot};
 pub use tiny::{TinyTokenizer, TinyTokenizerError, tiny_linear_tokenizer, tiny_tokenizer};
+pub use xtml_chat::{AnswerForm, ToolUse, XtmlChat, XtmlError, encode_chat};
 
 pub(crate) use bpe::encode;
 pub(crate) use ranks::Ranks;

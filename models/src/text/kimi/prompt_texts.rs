@@ -268,7 +268,9 @@ impl Literals {
                 Part::Hole(expression) => text.push_str(&self.fill(expression, word)?),
             }
         }
-        text.contains(&format!("{key}={word}")).then(|| text.trim().to_owned())
+        // The setting must be spoken of by the string itself, not by what fills its holes.
+        let says = |part: &Part| matches!(part, Part::Text(text) if text.contains(&format!("{key}={word}")));
+        (setting.is_some() || parts.iter().any(says)).then(|| text.trim().to_owned())
     }
 
     /// The string up to the JSON it fences.
