@@ -34,7 +34,7 @@ pub use error::{TokenizerError, UnknownId};
 pub use folder::TokenizerFiles;
 pub use gguf_meta::GgufTokenizerMeta;
 pub use logprob_text::TokenText;
-pub use output::{Delta, Message, Output, OutputOptions, OutputStream, SettledToken, ToolCall};
+pub use output::{Delta, Message, Output, OutputOptions, OutputStream, SettledToken, ToolCall, ToolFormat};
 pub use protect::{ASSISTANT_MARKERS, Rendered};
 pub use reasoning::ReasoningFormat;
 pub use special::{SpecialToken, SpecialTokens};
