@@ -51,11 +51,17 @@ pub enum Dtype {
 /// How tool calls are recognised in answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum ToolCallParser {
-    /// From the chat template
+    /// From the chat format
     #[default]
     Auto,
     /// `<tool_call>` with JSON inside
     Hermes,
+    /// Tool-call sections of Kimi K2 and Kimi Linear
+    #[value(alias = "kimi_k2")]
+    KimiK2,
+    /// The tools channel of Kimi K3
+    #[value(alias = "kimi_k3")]
+    KimiK3,
     /// Not at all
     None,
 }
@@ -63,11 +69,14 @@ pub enum ToolCallParser {
 /// How reasoning is told from the answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum ReasoningParser {
-    /// From the chat template
+    /// From the chat format
     #[default]
     Auto,
     /// `<think>` … `</think>`
     Think,
+    /// The think channel of Kimi K3
+    #[value(alias = "kimi_k3")]
+    KimiK3,
     /// Not at all
     None,
 }
