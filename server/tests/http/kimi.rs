@@ -129,14 +129,14 @@ const CALL: &str = "Look.</think><#response>One moment.</response><#tools><#call
 
 /// What the deltas of a stream add up to: (reasoning, content, [(id, name, arguments)], finish reason).
 fn joined(reply: &Reply) -> (String, String, Vec<(String, String, String)>, String) {
-    let (mut reasoning, mut content, mut calls, mut finish) = Default::default();
-    let calls: &mut Vec<(String, String, String)> = &mut calls;
+    let (mut reasoning, mut content, mut finish) = (String::new(), String::new(), String::new());
+    let mut calls: Vec<(String, String, String)> = Vec::new();
     for line in reply.text().lines().filter_map(|line| line.strip_prefix("data: ").map(str::to_owned)) {
         let Ok(chunk) = serde_json::from_str::<Value>(&line) else { continue };
         let choice = &chunk["choices"][0];
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        reasoning += &text(&choice["delta"]["reasoning_content"]);
-        content += &text(&choice["delta"]["content"]);
+        reasoning.push_str(&text(&choice["delta"]["reasoning_content"]));
+        content.push_str(&text(&choice["delta"]["content"]));
         for call in choice["delta"]["tool_calls"].as_array().into_iter().flatten() {
             let index = call["index"].as_u64().expect("an index") as usize;
             if index == calls.len() {
@@ -146,7 +146,7 @@ fn joined(reply: &Reply) -> (String, String, Vec<(String, String, String)>, Stri
         }
         finish = choice["finish_reason"].as_str().map_or(finish, str::to_owned);
     }
-    (reasoning, content, calls.clone(), finish)
+    (reasoning, content, calls, finish)
 }
 
 #[test]
