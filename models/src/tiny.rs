@@ -8,7 +8,7 @@
 mod gguf_writer;
 
 use crate::{
-    config::{ConfigError, ModelConfig, RopeScaling, RopeStyle, from_hf_map},
+    config::{ConfigError, LlamaConfig, RopeScaling, RopeStyle, from_hf_map},
     dummy::SplitMix64,
     graph::{WeightPlan, weights},
 };
@@ -86,7 +86,7 @@ impl Tiny {
     }
 
     /// The parsed config.
-    pub fn model_config(&self) -> Result<ModelConfig, ConfigError> {
+    pub fn model_config(&self) -> Result<LlamaConfig, ConfigError> {
         from_hf_map(Path::new("config.json"), &self.config)
     }
 
@@ -210,7 +210,7 @@ fn safetensors_file(tensors: &[Named]) -> io::Result<Vec<u8>> {
     safetensors::serialize(views, None).map_err(io::Error::other)
 }
 
-fn write_keys(writer: &mut GgufWriter, architecture: &str, c: &ModelConfig) {
+fn write_keys(writer: &mut GgufWriter, architecture: &str, c: &LlamaConfig) {
     let key = |name: &str| format!("{architecture}.{name}");
     writer.str("general.architecture", architecture);
     for (name, value) in [

@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 use tokenspeed_backend_api::{
-    abi::{TS_ARENA_WEIGHTS, TS_PROFILE_LLAMA},
+    abi::{TS_ARENA_WEIGHTS, TS_PROFILE_KIMI, TS_PROFILE_LLAMA},
     catalogue::OpDesc,
     op::OpKind,
     sdk::{
@@ -46,7 +46,7 @@ impl BackendImpl for ReferenceCpu {
             version: env!("CARGO_PKG_VERSION"),
             description: "the CPU: numerical ground truth (mode=exact) and SIMD kernels (mode=fast)",
             tiers: 0,
-            profiles: TS_PROFILE_LLAMA,
+            profiles: TS_PROFILE_LLAMA | TS_PROFILE_KIMI,
             score: 1,
         }
     }

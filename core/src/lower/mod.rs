@@ -37,8 +37,10 @@ pub struct Capacity {
     pub blocks_per_row: u32,
     /// Tokens per page.
     pub block_tokens: u32,
-    /// Pages per paged component (and slots per state component), scratch slot 0 included.
+    /// Pages per paged component, scratch page 0 included.
     pub blocks: u32,
+    /// Slots per state component, scratch slot 0 included; models without recurrent state take none.
+    pub states: u32,
 }
 
 /// Why a model cannot run on a backend.
@@ -229,10 +231,10 @@ fn operand(graph: &Graph, capacity: &Capacity, reference: Ref) -> Tensor {
         Ref::Cache { component, tensor } => {
             let kind = &graph.components[component].kind;
             let t = &cache_tensors(kind)[tensor];
-            let mut dims = vec![u64::from(capacity.blocks)];
-            if matches!(kind, ComponentKind::Paged { .. }) {
-                dims.push(u64::from(capacity.block_tokens));
-            }
+            let mut dims = match kind {
+                ComponentKind::Paged { .. } => vec![capacity.blocks.into(), capacity.block_tokens.into()],
+                ComponentKind::State { .. } => vec![u64::from(capacity.states)],
+            };
             dims.extend(&t.inner);
             Tensor::new(t.dtype, Vary::Fixed, &dims)
         }

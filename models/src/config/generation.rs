@@ -55,7 +55,7 @@ const KNOWN: [&str; 15] = [
 impl GenerationDefaults {
     /// What holds without a file.
     pub fn of(config: &ModelConfig) -> Self {
-        Self { eos_ids: config.eos_ids.clone(), ..Self::default() }
+        Self { eos_ids: config.eos_ids().to_vec(), ..Self::default() }
     }
 
     /// Read `file`; values out of range are refused by name.
@@ -67,7 +67,7 @@ impl GenerationDefaults {
             other => Ok(other),
         };
         let mut eos_ids = f.ids("eos_token_id")?;
-        eos_ids.extend(&config.eos_ids);
+        eos_ids.extend(config.eos_ids());
         eos_ids.sort_unstable();
         eos_ids.dedup();
         let ignored = f.keys().filter(|key| !KNOWN.contains(key));

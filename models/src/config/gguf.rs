@@ -5,7 +5,7 @@
 //! llama.cpp passes it over for `llama`, which then attends to more than the model was trained to.
 
 use super::{
-    Architecture, ModelConfig,
+    Architecture, LlamaConfig,
     error::{ConfigError, ConfigFault},
     rope::{Rope, RopeScaling, RopeStyle, yarn_magnitude},
 };
@@ -118,7 +118,7 @@ impl Keys<'_> {
 }
 
 /// Read and check the configuration; `has` tells which tensors the file holds.
-pub fn from_gguf(metadata: &Metadata, has: impl Fn(&str) -> bool) -> Result<ModelConfig, ConfigError> {
+pub fn from_gguf(metadata: &Metadata, has: impl Fn(&str) -> bool) -> Result<LlamaConfig, ConfigError> {
     let architecture = architecture(metadata)?;
     let k = Keys { metadata, architecture: architecture.name() };
     for name in MUST_BE_ABSENT {
@@ -151,7 +151,7 @@ pub fn from_gguf(metadata: &Metadata, has: impl Fn(&str) -> bool) -> Result<Mode
             None => return Err(k.error(ConfigFault::Missing(k.key("vocab_size")))),
         },
     };
-    let config = ModelConfig {
+    let config = LlamaConfig {
         architecture,
         vocab_size,
         hidden_size,

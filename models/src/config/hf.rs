@@ -1,7 +1,7 @@
 //! `config.json` of a Hugging Face checkpoint.
 
 use super::{
-    Architecture, ModelConfig,
+    Architecture, LlamaConfig,
     error::ConfigError,
     fields::{Fields, read_object, show},
     hf_rope,
@@ -64,12 +64,12 @@ const KNOWN: [&str; 46] = [
 ];
 
 /// Read and check a `config.json`.
-pub fn from_hf(file: &Path) -> Result<ModelConfig, ConfigError> {
+pub fn from_hf(file: &Path) -> Result<LlamaConfig, ConfigError> {
     from_hf_map(file, &read_object(file)?)
 }
 
 /// As [`from_hf`], from parsed JSON; `file` is for messages.
-pub fn from_hf_map(file: &Path, map: &Map<String, Value>) -> Result<ModelConfig, ConfigError> {
+pub fn from_hf_map(file: &Path, map: &Map<String, Value>) -> Result<LlamaConfig, ConfigError> {
     let f = Fields::new(file, map);
     let architecture = architecture(&f)?;
     refuse_what_we_do_not_do(&f, architecture)?;
@@ -96,7 +96,7 @@ pub fn from_hf_map(file: &Path, map: &Map<String, Value>) -> Result<ModelConfig,
     });
     let rope = hf_rope::read(&f, head_dim, positions)?;
     let attention_bias = f.bool("attention_bias")?.unwrap_or(false);
-    let config = ModelConfig {
+    let config = LlamaConfig {
         architecture,
         vocab_size: f.need_uint("vocab_size")?,
         hidden_size,
@@ -167,7 +167,7 @@ fn refuse_what_we_do_not_do(f: &Fields, architecture: Architecture) -> Result<()
 
 /// Which layers attend to a window only.
 fn windows(f: &Fields, architecture: Architecture, n_layers: u64) -> Result<Vec<u64>, ConfigError> {
-    // Bounded again, with a message, by `ModelConfig::check`.
+    // Bounded again, with a message, by `LlamaConfig::check`.
     let n_layers = n_layers.min(super::LAYERS_MAX + 1) as usize;
     let window = match architecture {
         Architecture::Llama => {

@@ -12,7 +12,7 @@
 #![forbid(unsafe_code)]
 
 use super::INV_FREQ;
-use crate::config::{ModelConfig, RopeStyle};
+use crate::config::{LlamaConfig, RopeStyle};
 use tokenspeed_backend_api::{
     dtype::DType,
     graph::{CacheTensor, ComponentKind, ComponentSpec, Graph, Ref, Vary},
@@ -21,7 +21,7 @@ use tokenspeed_backend_api::{
 
 /// Build the graph of `config`. `dtype_of` gives the element format of a weight by graph name; norms, biases and
 /// frequencies are f32 whatever it says, because the ops define them so.
-pub fn build(config: &ModelConfig, kv_dtype: DType, dtype_of: impl Fn(&str) -> DType) -> Graph {
+pub fn build(config: &LlamaConfig, kv_dtype: DType, dtype_of: impl Fn(&str) -> DType) -> Graph {
     let mut b = Builder { graph: Graph::default(), config, dtype_of, component: 0 };
     b.add_component(kv_dtype);
     b.run();
@@ -30,7 +30,7 @@ pub fn build(config: &ModelConfig, kv_dtype: DType, dtype_of: impl Fn(&str) -> D
 
 struct Builder<'a, F> {
     graph: Graph,
-    config: &'a ModelConfig,
+    config: &'a LlamaConfig,
     dtype_of: F,
     component: usize,
 }

@@ -4,7 +4,7 @@
 //! cannot disagree.
 #![forbid(unsafe_code)]
 
-use crate::config::ModelConfig;
+use crate::config::LlamaConfig;
 
 /// What a weight belongs to, for memory plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +44,7 @@ impl WeightPlan {
 }
 
 /// All weights of `config`, in order of use.
-pub fn weights(config: &ModelConfig) -> Vec<WeightPlan> {
+pub fn weights(config: &LlamaConfig) -> Vec<WeightPlan> {
     let mut list = List(Vec::new());
     let hidden = config.hidden_size;
     let (q, kv) = (config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim);
@@ -86,7 +86,7 @@ impl List {
     }
 
     /// A bias beside every projection that has one: same names with `bias` for `weight`, as long as the output.
-    fn add_biases(&mut self, config: &ModelConfig) {
+    fn add_biases(&mut self, config: &LlamaConfig) {
         let biased = |name: &str| match name.rsplit('.').next() {
             Some("q_proj" | "k_proj" | "v_proj") => config.qkv_bias,
             Some("o_proj") => config.o_bias,

@@ -13,6 +13,11 @@ use tokenspeed_backend_api::{
 /// Suffix of the weight that says where in the stacks an expert lies.
 pub(super) const SLOTS: &str = "experts.slots";
 
+/// Whether a graph's weight says where in the stacks an expert lies, rather than being part of a checkpoint.
+pub fn is_slots(name: &str) -> bool {
+    name.ends_with(SLOTS)
+}
+
 /// The layer's experts.
 pub(super) fn experts(b: &mut Builder<'_>, x: Ref, name: &str) -> Ref {
     let moe = b.config.moe.clone();

@@ -22,5 +22,6 @@ pub mod tensors;
 pub mod tiny;
 
 pub use config::{Activation, ExpertFormat, Kda, KdaGate, KimiConfig, LayerKind, Mla, Moe, Vision};
+pub use latent_moe::is_slots;
 pub use source::{KimiWeights, KimiWeightsError};
 pub use stack::{GraphOptions, Graphs};

@@ -100,6 +100,11 @@ impl KimiWeights {
         Ok(source)
     }
 
+    /// Where they come from.
+    pub fn checkpoint(&self) -> &Checkpoint {
+        &self.checkpoint
+    }
+
     /// Tensors of the vision tower and its projector, which are not loaded.
     pub fn skipped(&self) -> usize {
         self.skipped

@@ -1,6 +1,6 @@
 //! Why a model cannot be opened: one line naming file, tensor or field, and cause.
 
-use crate::{config::ConfigError, weights::WeightsError};
+use crate::{config::ConfigError, kimi::KimiWeightsError, weights::WeightsError};
 use std::path::PathBuf;
 use tokenspeed_backend_api::dtype::DType;
 
@@ -13,6 +13,15 @@ pub enum ModelError {
     /// A config.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// A Kimi checkpoint.
+    #[error(transparent)]
+    Kimi(#[from] KimiWeightsError),
+    /// An epsilon for normalisations that the model does not have.
+    #[error("--mla-latent-eps is for Kimi models; a {architecture} model has no latent normalisations")]
+    NoLatents {
+        /// The model's.
+        architecture: &'static str,
+    },
     /// Nothing is there.
     #[error("{}: no such file or folder; give a model folder, a .gguf file or dummy:CONFIG.json", path.display())]
     NotFound {

@@ -5,18 +5,21 @@
 #![forbid(unsafe_code)]
 
 mod error;
+mod llama;
 mod place;
 mod resolve;
 mod sizes;
 mod weights;
 
 pub use error::ModelError;
+pub use llama::LlamaWeights;
 pub use sizes::Sizes;
 pub use weights::Weights;
 
 use crate::{
-    config::{GenerationDefaults, ModelConfig, from_gguf, from_hf},
+    config::{GenerationDefaults, ModelConfig, from_gguf},
     graph,
+    kimi::{GraphOptions, Graphs, KimiWeights},
     weights::{Checkpoint, gguf::Metadata},
 };
 use place::Place;
@@ -31,7 +34,7 @@ use tokenspeed_backend_api::{
 };
 
 /// How to open a model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LoadOptions {
     /// Element format of the KV cache: f32, f16, bf16 or fp8_e4m3.
     pub kv_dtype: DType,
@@ -39,11 +42,13 @@ pub struct LoadOptions {
     pub dequantize: Option<DType>,
     /// Seed of random weights; unused for real ones.
     pub seed: u64,
+    /// Epsilon of a Kimi model's latent normalisations; `None` = 1e-6, as in Moonshot's code. Other families have none.
+    pub latent_eps: Option<f64>,
 }
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        Self { kv_dtype: DType::F32, dequantize: None, seed: 0 }
+        Self { kv_dtype: DType::F32, dequantize: None, seed: 0, latent_eps: None }
     }
 }
 
@@ -103,12 +108,13 @@ impl Model {
         let metadata = checkpoint.as_ref().and_then(|c| c.metadata()).cloned();
         let (config, generation, text) = match (&metadata, &place.config) {
             (Some(metadata), _) => {
-                let config = from_gguf(metadata, |name| checkpoint.as_ref().is_some_and(|c| c.get(name).is_some()))?;
+                let has = |name: &str| checkpoint.as_ref().is_some_and(|c| c.get(name).is_some());
+                let config = ModelConfig::Llama(Box::new(from_gguf(metadata, has)?));
                 let generation = GenerationDefaults::of(&config);
                 (config, generation, TextSource::Gguf(Arc::clone(metadata)))
             }
             (None, Some(path)) => {
-                let config = from_hf(path)?;
+                let config = ModelConfig::read(path, options.latent_eps)?;
                 let folder = path.parent().unwrap_or(Path::new(".")).to_owned();
                 let file = folder.join("generation_config.json");
                 let generation = match file.exists() {
@@ -120,8 +126,29 @@ impl Model {
             (None, None) => return Err(ModelError::NoConfig { path: place.path }),
         };
         note_ignored(&config, &generation, &mut notices);
-        let weights = Weights::resolve(&config, checkpoint, options, &mut notices)?;
-        let graph = graph::build(&config, options.kv_dtype, |name| weights.dtype(name));
+        let (weights, graph) = match &config {
+            ModelConfig::Llama(config) => {
+                if options.latent_eps.is_some() {
+                    return Err(ModelError::NoLatents { architecture: config.architecture.name() });
+                }
+                let weights = LlamaWeights::resolve(config, checkpoint, options, &mut notices)?;
+                let graph = graph::build(config, options.kv_dtype, |name| weights.dtype(name));
+                (Weights::Llama(weights), graph)
+            }
+            ModelConfig::Kimi(config) => {
+                weights::refuse_conversion(options.dequantize)?;
+                let weights = match checkpoint {
+                    None => Weights::RandomKimi { seed: options.seed },
+                    Some(checkpoint) => {
+                        let weights = KimiWeights::open(checkpoint, config)?;
+                        note_unused(&weights, &mut notices);
+                        Weights::Kimi(Box::new(weights))
+                    }
+                };
+                let graphs = Graphs::new(config, GraphOptions { latent: options.kv_dtype, ..GraphOptions::EXACT });
+                (weights, graphs.forward)
+            }
+        };
         Ok(Self { name: place.name, config, generation, graph, weights, text, notices })
     }
 
@@ -152,16 +179,27 @@ fn check_options(options: &LoadOptions) -> Result<(), ModelError> {
 }
 
 fn note_ignored(config: &ModelConfig, generation: &GenerationDefaults, notices: &mut Vec<Notice>) {
-    if !config.ignored_fields.is_empty() {
+    if !config.ignored_fields().is_empty() {
         let text = format!(
             "config fields not known to {}, ignored: {}",
-            config.architecture.name(),
-            config.ignored_fields.join(", ")
+            config.architecture(),
+            config.ignored_fields().join(", ")
         );
         notices.push(Notice { is_warning: true, text });
     }
     if !generation.ignored_fields.is_empty() {
         let text = format!("generation_config.json fields ignored: {}", generation.ignored_fields.join(", "));
+        notices.push(Notice { is_warning: true, text });
+    }
+}
+
+fn note_unused(weights: &KimiWeights, notices: &mut Vec<Notice>) {
+    if weights.skipped() > 0 {
+        let text = format!("{} tensors of the vision tower are not loaded: text only", weights.skipped());
+        notices.push(Notice { is_warning: false, text });
+    }
+    if let [first, others @ ..] = weights.unknown() {
+        let text = format!("tensors that no part of the model asks for, ignored: {first} (and {} more)", others.len());
         notices.push(Notice { is_warning: true, text });
     }
 }

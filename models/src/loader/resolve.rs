@@ -6,7 +6,7 @@ use super::{
     is_weight_format,
 };
 use crate::{
-    config::ModelConfig,
+    config::LlamaConfig,
     graph::WeightPlan,
     weights::{Checkpoint, Format, Tensor, quoted},
 };
@@ -19,7 +19,7 @@ const GGUF_ROPE_DIVISORS: &str = "rope_freqs.weight";
 
 /// For each planned weight, in order, the checkpoint's tensor and its stored format.
 pub(super) fn resolve<'a>(
-    config: &ModelConfig,
+    config: &LlamaConfig,
     plan: &[WeightPlan],
     checkpoint: &'a Checkpoint,
     notices: &mut Vec<Notice>,
@@ -53,7 +53,7 @@ pub(super) fn resolve<'a>(
 
 /// GGUF's frequency divisors, if the file has them.
 pub(super) fn rope_divisors<'a>(
-    config: &ModelConfig,
+    config: &LlamaConfig,
     checkpoint: &'a Checkpoint,
 ) -> Result<Option<&'a Tensor>, ModelError> {
     let Some(tensor) = checkpoint.metadata().and_then(|_| checkpoint.get(GGUF_ROPE_DIVISORS)) else { return Ok(None) };
@@ -68,7 +68,7 @@ pub(super) fn rope_divisors<'a>(
     Err(ModelError::Tensor { file: checkpoint.path().to_owned(), tensor: tensor.name.clone(), cause })
 }
 
-fn missing_error(config: &ModelConfig, checkpoint: &Checkpoint, first: &str, count: usize) -> ModelError {
+fn missing_error(config: &LlamaConfig, checkpoint: &Checkpoint, first: &str, count: usize) -> ModelError {
     let others = if count > 1 { format!(" (and {} more)", count - 1) } else { String::new() };
     let shard = checkpoint.unlisted().iter().find(|(tensor, _)| tensor == first);
     let hint = match shard {
@@ -87,7 +87,7 @@ fn missing_error(config: &ModelConfig, checkpoint: &Checkpoint, first: &str, cou
 }
 
 fn check_surplus(
-    config: &ModelConfig,
+    config: &LlamaConfig,
     found: &[(&Tensor, DType)],
     checkpoint: &Checkpoint,
     notices: &mut Vec<Notice>,

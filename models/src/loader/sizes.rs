@@ -1,8 +1,11 @@
 //! What a model weighs, for preflight tables and memory plans. Nothing here touches the weights.
 
-use super::{Model, weights::Placed};
+use super::{Model, Weights, llama::Placed};
 use crate::graph::{INV_FREQ, Part};
-use tokenspeed_backend_api::graph::{ComponentKind, Graph};
+use tokenspeed_backend_api::{
+    dtype::DType,
+    graph::{ComponentKind, Graph},
+};
 
 /// Sizes of an opened model, as the backend will hold it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -13,8 +16,10 @@ pub struct Sizes {
     pub embedding_bytes: u64,
     /// q, k, v, o projections of all layers.
     pub attention_bytes: u64,
-    /// gate, up, down projections of all layers.
+    /// gate, up, down projections of all layers, shared experts and routers included.
     pub mlp_bytes: u64,
+    /// Routed experts of all layers, their scales included; 0 for dense models.
+    pub expert_bytes: u64,
     /// Normalisations and rotary frequencies.
     pub norm_bytes: u64,
     /// Output head; 0 if tied.
@@ -32,7 +37,8 @@ pub struct Sizes {
 impl Sizes {
     pub(super) fn of(model: &Model) -> Self {
         let mut sizes = Self::default();
-        for Placed { part, values, bytes, in_place } in model.weights.placed() {
+        let Weights::Llama(weights) = &model.weights else { return Self::of_kimi(&model.graph) };
+        for Placed { part, values, bytes, in_place } in weights.placed() {
             // Saturating: a plan must survive a config of absurd sizes.
             sizes.parameters = sizes.parameters.saturating_add(values);
             let sum = match part {
@@ -52,6 +58,30 @@ impl Sizes {
         let parts = [sizes.embedding_bytes, sizes.attention_bytes, sizes.mlp_bytes, sizes.norm_bytes, sizes.head_bytes];
         sizes.weight_bytes = parts.into_iter().fold(0, u64::saturating_add);
         sizes.add_cache(&model.graph);
+        sizes
+    }
+
+    /// From the names in the published layout.
+    fn of_kimi(graph: &Graph) -> Self {
+        let mut sizes = Self::default();
+        for weight in &graph.weights {
+            let values: u64 = weight.dims.iter().product();
+            let bytes = weight.dtype.bytes(values).expect("rows are whole blocks");
+            let has = |part| weight.name.contains(part);
+            let sum = match () {
+                () if has(".experts.") => &mut sizes.expert_bytes,
+                () if has("embed_tokens") => &mut sizes.embedding_bytes,
+                () if has("lm_head") => &mut sizes.head_bytes,
+                () if has("norm") || has("_res_proj") => &mut sizes.norm_bytes,
+                () if has(".self_attn.") => &mut sizes.attention_bytes,
+                () => &mut sizes.mlp_bytes,
+            };
+            *sum += bytes;
+            sizes.weight_bytes += bytes;
+            // Scales and the order of experts are not parameters.
+            sizes.parameters += if matches!(weight.dtype, DType::U8 | DType::U32) { 0 } else { values };
+        }
+        sizes.add_cache(graph);
         sizes
     }
 

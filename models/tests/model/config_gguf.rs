@@ -1,7 +1,7 @@
 //! Configuration from GGUF metadata.
 use crate::files::*;
 use std::path::Path;
-use tokenspeed_models::config::{Architecture, ModelConfig, RopeScaling, RopeStyle, from_gguf};
+use tokenspeed_models::config::{Architecture, LlamaConfig, RopeScaling, RopeStyle, from_gguf};
 use tokenspeed_models::weights::gguf;
 
 enum V {
@@ -27,7 +27,7 @@ fn encode(key: &str, value: &V) -> Vec<u8> {
 }
 
 /// A small valid set of keys for `architecture`, with some replaced or added; `None` removes.
-fn parse(architecture: &'static str, changes: &[(&str, Option<V>)], tensors: &[&str]) -> Result<ModelConfig, String> {
+fn parse(architecture: &'static str, changes: &[(&str, Option<V>)], tensors: &[&str]) -> Result<LlamaConfig, String> {
     let base = [
         ("vocab_size", U(96)),
         ("context_length", U(128)),

@@ -1,7 +1,7 @@
 //! `config.json` in its variants, and refusals by field and value.
 use crate::files::Folder;
 use serde_json::{Value, json};
-use tokenspeed_models::config::{Architecture, ModelConfig, RopeScaling, RopeStyle, from_hf};
+use tokenspeed_models::config::{Architecture, LlamaConfig, RopeScaling, RopeStyle, from_hf};
 
 /// A small valid Llama config with `changes` laid over it (`null` removes nothing; it is written as null).
 pub fn config(changes: Value) -> Value {
@@ -16,7 +16,7 @@ pub fn config(changes: Value) -> Value {
     config
 }
 
-fn parse(config: &Value) -> Result<ModelConfig, String> {
+fn parse(config: &Value) -> Result<LlamaConfig, String> {
     let folder = Folder::new();
     let path = folder.write("config.json", config.to_string());
     from_hf(&path).map_err(|e| {
@@ -26,7 +26,7 @@ fn parse(config: &Value) -> Result<ModelConfig, String> {
     })
 }
 
-fn good(changes: Value) -> ModelConfig {
+fn good(changes: Value) -> LlamaConfig {
     parse(&config(changes)).expect("a good config")
 }
 

@@ -1,5 +1,8 @@
 //! Graphs against golden logits from a numpy float64 script (`tests/vectors/llama_forward.py`).
-use crate::{files::Folder, interpreter::logits};
+use crate::{
+    files::Folder,
+    interpreter::{dtype, logits},
+};
 use serde_json::json;
 use tokenspeed_backend_api::dtype::DType;
 use tokenspeed_models::{
@@ -88,10 +91,10 @@ fn dequantised_is_the_same_model() {
         let path = folder.path().join("tiny.gguf");
         tiny.write_gguf(&path, stored).expect("written");
         let in_place = open(&path);
-        assert_eq!(in_place.weights.dtype("layers.1.down_proj"), stored);
+        assert_eq!(dtype(&in_place, "layers.1.down_proj"), stored);
         let options = LoadOptions { dequantize: Some(DType::F32), ..LoadOptions::default() };
         let converted = Model::open(&path, &options).expect("a good model");
-        assert_eq!(converted.weights.dtype("layers.1.down_proj"), DType::F32);
+        assert_eq!(dtype(&converted, "layers.1.down_proj"), DType::F32);
         let (a, b) = (logits(&in_place, &g.ids, &rows), logits(&converted, &g.ids, &rows));
         assert_eq!(a, b, "{stored}");
         assert_ne!(a[0], g.logits[rows[0]], "{stored}");

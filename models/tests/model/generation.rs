@@ -1,11 +1,12 @@
 //! `generation_config.json`: "only one of several EOS ids stops generation", "file defaults".
 use crate::{config_hf::config, files::Folder};
 use serde_json::{Value, json};
-use tokenspeed_models::config::{GenerationDefaults, from_hf};
+use tokenspeed_models::config::{GenerationDefaults, ModelConfig};
 
 fn read(text: &Value) -> Result<GenerationDefaults, String> {
     let folder = Folder::new();
-    let model = from_hf(&folder.write("config.json", config(json!({"eos_token_id": 4})).to_string())).expect("good");
+    let file = folder.write("config.json", config(json!({"eos_token_id": 4})).to_string());
+    let model = ModelConfig::read(&file, None).expect("good");
     let path = folder.write("generation_config.json", text.to_string());
     GenerationDefaults::read(&path, &model).map_err(|e| e.to_string())
 }

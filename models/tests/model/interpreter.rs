@@ -2,6 +2,7 @@
 //! attributes, shapes) against the golden logits without any backend.
 use std::collections::HashMap;
 use tokenspeed_backend_api::{
+    dtype::DType,
     graph::{Graph, GraphOp, Ref, WeightBytes, WeightSource},
     op::{OpKind, ROPE_PAIRS},
     quant::dequantize_row,
@@ -178,4 +179,9 @@ fn rmsnorm(x: &Rows, w: &[f64], eps: f64) -> Rows {
         chunk.iter().zip(w).map(|(x, w)| x / scale * w).collect::<Vec<f64>>()
     };
     x.iter().map(|row| row.chunks(w.len()).flat_map(one).collect()).collect()
+}
+
+/// Format of a weight of the model's graph.
+pub fn dtype(model: &Model, name: &str) -> DType {
+    model.graph.weights.iter().find(|w| w.name == name).expect("a weight of the graph").dtype
 }

@@ -111,6 +111,9 @@ pub struct EngineOptions {
     /// Type to store keys and values in
     #[arg(long, value_enum, default_value_t)]
     pub kv_cache_dtype: KvCacheDtype,
+    /// Epsilon of a Kimi model's latent normalisations [default: 1e-6]; some serving engines use 1e-5
+    #[arg(long, value_name = "EPS", value_parser = epsilon)]
+    pub mla_latent_eps: Option<f64>,
     /// Prompt plus answer, in tokens [default: what the model was made for]
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_model_len: Option<u32>,
@@ -144,6 +147,9 @@ pub struct EngineOptions {
     /// Where default sampling values come from
     #[arg(long, value_enum, default_value_t)]
     pub generation_config: GenerationConfig,
+    /// Recurrent states kept at most for the prefix cache, if memory allows [default: four per sequence]
+    #[arg(long, value_name = "N")]
+    pub prefix_snapshots: Option<u32>,
     /// Compute every prompt from its first token
     #[arg(long)]
     pub no_prefix_cache: bool,
@@ -154,6 +160,13 @@ fn key_value(text: &str) -> Result<(String, String), String> {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
         _ => Err("must look like key=value".into()),
     }
+}
+
+fn epsilon(text: &str) -> Result<f64, String> {
+    text.parse()
+        .ok()
+        .filter(|e: &f64| (0.0..1.0).contains(e))
+        .ok_or_else(|| "must be a number from 0 to below 1".into())
 }
 
 fn positive_ms(text: &str) -> Result<f64, String> {

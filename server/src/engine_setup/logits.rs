@@ -1,7 +1,7 @@
 //! `tokenspeed logits`: one step with every position's logits, without the scheduler.
 
 use tokenspeed_backend_api::{abi::ts_table_delta, step::StepData};
-use tokenspeed_core::driver::StepRunner;
+use tokenspeed_core::{driver::StepRunner, engine::ComponentClass};
 
 use super::prepare::{Prepared, Shape};
 use crate::{cli::engine_options::EngineOptions, error::CliError, progress::Progress};
@@ -19,17 +19,20 @@ pub fn prompt_logits(
         let what = format!("token id {id} is outside the model's vocabulary of {vocab}");
         return Err(CliError::usage(what, "--ids", ""));
     }
-    let context = prepared.model.config.context_tokens_max;
+    let context = prepared.model.config.context_tokens_max();
     if u64::from(n) > context {
         let what = format!("{n} token ids are more than the model's context of {context}");
         return Err(CliError::usage(what, "--ids", "give fewer"));
     }
-    let (components, blocks) = (prepared.graph.components.len(), prepared.engine.pages_of(n));
+    let blocks = prepared.engine.pages_of(n);
+    let paged: Vec<u32> = prepared.engine.components_of(ComponentClass::Paged).map(|at| at as u32).collect();
     let mut program = prepared.load(progress)?;
     let signed: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
     let mut step = StepData::from_spans(&[(0, 0, &signed)]);
     step.logit_rows = (0..n).collect();
-    for component in 0..components as u32 {
+    // A recurrent state starts at zero and ends in the first slot behind the scratch slot.
+    step.rows[0].state_write = 1;
+    for component in paged {
         let delta = |index| ts_table_delta { component, table_row: 0, index, block: index + 1 };
         step.deltas.extend((0..blocks).map(delta));
     }

@@ -6,7 +6,7 @@ use tokenspeed_backend_api::{
     backend::{Backend, Device},
     catalogue::OpDesc,
     dtype::DType,
-    graph::Graph,
+    graph::{ComponentKind, Graph},
     record::OpRecord,
     support::Support,
 };
@@ -65,7 +65,11 @@ impl Prepared {
     pub fn new(options: &EngineOptions, shape: Shape) -> Result<Self, CliError> {
         let place = resolve_model(&options.model)?;
         let model = open_model(options, &place, shape)?;
-        let frontend = text::of_model(&model, options)?;
+        let frontend = match shape {
+            Shape::Serve => text::of_model(&model, options)?,
+            // Token ids only: a broken or missing tokenizer is no reason to show nothing.
+            Shape::Plan | Shape::Logits(_) => text::ids_only(&model),
+        };
         let backend = backend::find(&options.backend)?;
         let device = backend::open(&backend, &backend_options(options))?;
         let graph = model.graph.clone();
@@ -77,6 +81,11 @@ impl Prepared {
             budget_bytes,
             blocks_max: full.saturating_mul(engine.max_num_seqs).saturating_add(1),
             blocks_min: full + 1,
+            states_extra: if shape == Shape::Serve || shape == Shape::Plan {
+                states_extra(options, &engine)
+            } else {
+                0
+            },
         };
         let alignment = device.alignment();
         let mut support = |desc: &OpDesc, label: &str| ask(&device, desc, label);
@@ -84,8 +93,15 @@ impl Prepared {
         let (lowered, memory) = planned.map_err(|e| {
             CliError::new(e.to_string(), options.model.clone(), "`tokenspeed plan` shows where the memory goes")
         })?;
-        let capacity = Capacity { blocks: memory.blocks, ..capacity };
-        engine.components = graph.components.iter().map(|c| ComponentConfig::of(c, memory.blocks)).collect();
+        let capacity = Capacity { blocks: memory.blocks, states: memory.states, ..capacity };
+        engine.components = graph
+            .components
+            .iter()
+            .map(|c| match c.kind {
+                ComponentKind::Paged { .. } => ComponentConfig::of(c, capacity.blocks),
+                ComponentKind::State { .. } => ComponentConfig::of(c, capacity.states),
+            })
+            .collect();
         engine.validate().map_err(|e| CliError::new(e.to_string(), options.model.clone(), ""))?;
         Ok(Self { model, backend, device, graph, lowered, capacity, memory, engine, frontend })
     }
@@ -137,10 +153,10 @@ impl Prepared {
         t.row(
             "model",
             format!(
-                "{} ({:?}, {} layers, {:.1} M parameters)",
+                "{} ({}, {} layers, {:.1} M parameters)",
                 self.model.name,
-                c.architecture,
-                c.n_layers,
+                c.architecture(),
+                c.n_layers(),
                 sizes.parameters as f64 / 1e6
             ),
         );
@@ -156,10 +172,14 @@ impl Prepared {
         });
         t.row("kernels", kernels.collect::<Vec<_>>().join("\n"));
         let tokens = u64::from(m.blocks - 1) * u64::from(e.block_tokens);
+        let states = match m.state_bytes {
+            0 => String::new(),
+            bytes => format!(", {} recurrent states of {}", m.states - 1, mib(bytes)),
+        };
         t.row(
             "memory",
             format!(
-                "{} of cache ({tokens} tokens in {} pages of {}, {})\n{} of packed weights, {} for a step",
+                "{} of cache ({tokens} tokens in {} pages of {}, {}{states})\n{} of packed weights, {} for a step",
                 mib(m.cache_bytes),
                 m.blocks - 1,
                 e.block_tokens,
@@ -212,6 +232,7 @@ fn open_model(options: &EngineOptions, place: &ModelPath, shape: Shape) -> Resul
             Dtype::Bf16 => Some(DType::BF16),
         },
         seed: options.seed.unwrap_or(0),
+        latent_eps: options.mla_latent_eps,
     };
     let path = match place {
         ModelPath::Dummy(path) => PathBuf::from(format!("dummy:{}", path.display())),
@@ -260,7 +281,7 @@ fn engine_config(
     device: &Device,
 ) -> Result<EngineConfig, CliError> {
     let block_tokens = device.page_tokens().unwrap_or(PAGE_TOKENS);
-    let context = u32::try_from(model.config.context_tokens_max).unwrap_or(u32::MAX >> 1);
+    let context = u32::try_from(model.config.context_tokens_max()).unwrap_or(u32::MAX >> 1);
     let max_model_len = match (shape, options.max_model_len) {
         (Shape::Logits(n), _) => n.max(2),
         (_, Some(n)) if n > context => {
@@ -273,8 +294,8 @@ fn engine_config(
         (_, Some(n)) => n,
         (_, None) => context,
     };
-    let vocab = u32::try_from(model.config.vocab_size)
-        .map_err(|_| CliError::new(format!("a vocabulary of {} is too large", model.config.vocab_size), "", ""))?;
+    let vocab = u32::try_from(model.config.vocab_size())
+        .map_err(|_| CliError::new(format!("a vocabulary of {} is too large", model.config.vocab_size()), "", ""))?;
     let max_num_seqs = if matches!(shape, Shape::Logits(_)) { 1 } else { options.max_num_seqs };
     // A chunk longer than the context would only reserve memory.
     let chunk = options.chunked_prefill_size.min(max_model_len.next_multiple_of(block_tokens));
@@ -292,6 +313,15 @@ fn engine_config(
     Ok(config)
 }
 
+/// Slots for the states of the prefix cache: a second one for each running request, and those to keep.
+fn states_extra(options: &EngineOptions, engine: &EngineConfig) -> u32 {
+    if options.no_prefix_cache {
+        return 0;
+    }
+    let kept = options.prefix_snapshots.unwrap_or(engine.max_num_seqs.saturating_mul(4));
+    engine.max_num_seqs.saturating_add(kept)
+}
+
 /// Capacities of the program; pages are decided by the memory plan.
 fn capacity(engine: &EngineConfig, shape: Shape) -> Capacity {
     let (tokens, logit_rows) = match shape {
@@ -306,6 +336,7 @@ fn capacity(engine: &EngineConfig, shape: Shape) -> Capacity {
         blocks_per_row: engine.blocks_per_row,
         block_tokens: engine.block_tokens,
         blocks: 0,
+        states: engine.max_num_seqs + 1,
     }
 }
 

@@ -52,8 +52,13 @@ pub(super) fn of_model(model: &Model, options: &EngineOptions) -> Result<Arc<dyn
     };
     match tokenizer_of(model)? {
         Some(tokenizer) => frontend(tokenizer, model, choices),
-        None => Ok(Arc::new(IdsOnly::new(model.config.vocab_size as u32, model.generation.eos_ids.clone()))),
+        None => Ok(ids_only(model)),
     }
+}
+
+/// No text rules at all.
+pub(super) fn ids_only(model: &Model) -> Arc<dyn TextFrontend> {
+    Arc::new(IdsOnly::new(model.config.vocab_size() as u32, model.generation.eos_ids.clone()))
 }
 
 /// A broken template is found now, not at the first chat.

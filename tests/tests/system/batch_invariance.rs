@@ -68,7 +68,7 @@ fn engine_via(folder: &Path, mode: &str, via: Via, tokenizer_vocab_size: u32) ->
     let model = Model::open(folder, &LoadOptions::default()).expect("a model");
     let backend = loader::load("reference-cpu", &SearchPaths::from_env()).expect("it is linked in");
     let device = backend.open(0, &[("mode", mode), ("threads", "1")]).expect("opens");
-    let vocab = model.config.vocab_size as u32;
+    let vocab = model.config.vocab_size() as u32;
     let mut config = EngineConfig::paged(256, 64, 2, vocab);
     (config.max_num_seqs, config.table_rows, config.chunked_prefill_size) = (16, 16, 256);
     config.tokenizer_vocab_size = tokenizer_vocab_size;
@@ -81,8 +81,9 @@ fn engine_via(folder: &Path, mode: &str, via: Via, tokenizer_vocab_size: u32) ->
         blocks_per_row: config.blocks_per_row,
         block_tokens: config.block_tokens,
         blocks: 0,
+        states: 0,
     };
-    let request = MemoryRequest { budget_bytes: 1 << 30, blocks_max: 65, blocks_min: 5 };
+    let request = MemoryRequest { budget_bytes: 1 << 30, blocks_max: 65, blocks_min: 5, states_extra: 0 };
     let mut support = |desc: &OpDesc, label: &str| {
         let operands = desc.operands.iter().map(|t| t.to_abi()).collect();
         let record = OpRecord::new(desc.kind, operands, desc.attrs, label);
