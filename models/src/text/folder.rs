@@ -53,7 +53,7 @@ impl TokenizerFiles {
         if tokenizer.is_null() {
             return Err(TokenizerError::malformed(
                 path.display().to_string(),
-                "missing; a model folder needs it (a folder with only tokenizer.model must be converted first)",
+                "missing; a model folder needs it, or tiktoken.model (a folder with only tokenizer.model must be converted first)",
             ));
         }
         Ok(Self {

@@ -200,6 +200,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn parsers_have_the_names_that_other_servers_give_them() {
+        for name in ["kimi-k3", "kimi_k3"] {
+            assert_eq!(ToolCallParser::from_str(name, false), Ok(ToolCallParser::KimiK3));
+            assert_eq!(ReasoningParser::from_str(name, false), Ok(ReasoningParser::KimiK3));
+        }
+        assert_eq!(ToolCallParser::from_str("kimi_k2", false), Ok(ToolCallParser::KimiK2));
+    }
+
+    #[test]
     fn memory_units() {
         assert_eq!(bytes("2GiB"), Ok(2 << 30));
         assert_eq!(bytes("500MB"), Ok(500_000_000));
