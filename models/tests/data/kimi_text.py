@@ -39,7 +39,7 @@ PATTERN = "|".join([
 ])
 
 WORDS = """the quick Brown fox JUMPS over LazyDogs don't I'LL we've SHE'D it'S XMLHttpRequest fooBAR snake_case kebab-case
-print("hello") x+=1 #include <stdio.h> \\frac{1}{2} https://a.b/c?d=e&f 3.14159 1234567 0x1F 5kg v2 e.g. (a)[b]{c} !? ...
+print("hello") x+=1 #include <stdio.h> \\frac{1}{2} a.b//c?d=e&f 3.14159 1234567 0x1F 5kg v2 e.g. (a)[b]{c} !? ...
 Übermaß straße ÇİĞŞ ığdır naïve café cafe\u0301 Ǆungla ǅ ǆ ªº ʰa A\u0301\u0302B \u0301x Привет МИР Москва'm Ελλάδα ΌΧΙ
 中文 汉字 漢字かな カタカナ ひらがな 〇一二 々 ⺀⺁ 한국어 테스트 abc中文def 中A a中 \U00020000\U00020001 「引用」 ，。！
 שלום עולם مرحبا بالعالم हिन्दी नमस्ते தமிழ் ไทย ภาษา ქართული ᏣᎳᎩ አማርኛ ខ្មែរ མི་ 🙂🙃 👨‍👩‍👧 🇩🇪 ❤️ ½ ² Ⅷ ٣٤٥ १२३ ① ∑∫√ €£¥
