@@ -9,6 +9,7 @@
 
 mod advance;
 mod config;
+pub mod inspect;
 mod parts;
 #[cfg(test)]
 mod tests;
