@@ -10,6 +10,7 @@ mod header;
 mod ops_document;
 mod python;
 mod rust_text;
+mod sim;
 mod test;
 mod tidy;
 mod tree;
@@ -21,6 +22,8 @@ use std::process::ExitCode;
 const USAGE: &str = "usage: cargo xtask <task>
   tidy              formatting, clippy, layering, forbidden words, dead files, unsafe code, header drift
   test [--long]     install what tests need, build, run every test
+  sim [--seeds N] [--minutes M] [--from SEED] [--jobs J]
+                    simulate the engine on a device that verifies what it is given
   demo              build, fetch a small model, serve it, ask it one question
   header [--check]  write (or compare) what is generated: the C header and docs/ops.md
   vectors [--write] run the numpy scripts; show that they reproduce (or rewrite) the committed vectors";
@@ -32,6 +35,7 @@ fn main() -> ExitCode {
         ["tidy"] => tidy::run(),
         ["test"] => test::run(false),
         ["test", "--long"] => test::run(true),
+        ["sim", options @ ..] => sim::run(options),
         ["demo"] => demo::run(),
         ["header"] => header::run(false).and_then(|()| ops_document::run(false)),
         ["header", "--check"] => header::run(true).and_then(|()| ops_document::run(true)),

@@ -61,7 +61,7 @@ fn config(rng: &mut Rng, is_long: bool) -> EngineConfig {
     config.tokenizer_vocab_size = n_ids;
     config.eos_ids = if rng.one_in(2) { vec![0] } else { vec![0, n_ids - 1] };
     config.prefix_cache = !rng.one_in(6);
-    config.secret = [rng.next(), rng.next()];
+    config.secret = [rng.bits(), rng.bits()];
     config.max_waiting = if rng.one_in(8) { rng.between(1, 4) } else { 4096 };
     if rng.one_in(3) {
         let class = ComponentClass::Paged;
@@ -127,7 +127,7 @@ fn arrivals(rng: &mut Rng, config: &EngineConfig, n: u32) -> Vec<Arrival> {
             keep,
             edit: rng.one_in(habits.edit_rate).then(|| rng.below(1000)),
             fresh: rng.pick(&habits.fresh),
-            seed: rng.next(),
+            seed: rng.bits(),
         };
         let salt = match rng.below(habits.n_salts) {
             0 => None,
@@ -153,7 +153,7 @@ fn arrivals(rng: &mut Rng, config: &EngineConfig, n: u32) -> Vec<Arrival> {
 fn sampling(rng: &mut Rng, config: &EngineConfig, habits: &Habits) -> SamplingParams {
     let n_ids = config.tokenizer_vocab_size;
     let max_tokens = rng.pick(&[0, 1, 2, 5, 12, 40, u32::MAX]).min(400);
-    let mut s = SamplingParams { temperature: 0.0, seed: rng.next(), max_tokens, ..SamplingParams::default() };
+    let mut s = SamplingParams { temperature: 0.0, seed: rng.bits(), max_tokens, ..SamplingParams::default() };
     if habits.samples {
         s.temperature = rng.pick(&[0.0, 0.7, 1.5]);
         s.top_k = rng.pick(&[0, 0, 5]);

@@ -10,12 +10,12 @@ impl Rng {
     /// From a seed; `stream` keeps users of one seed apart.
     pub fn new(seed: u64, stream: u64) -> Self {
         let mut rng = Self(seed ^ stream.wrapping_mul(0xa076_1d64_78bd_642f));
-        rng.next();
+        rng.bits();
         rng
     }
 
     /// 64 random bits.
-    pub fn next(&mut self) -> u64 {
+    pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut x = self.0;
         x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -25,7 +25,7 @@ impl Rng {
 
     /// In `0..n`.
     pub fn below(&mut self, n: u32) -> u32 {
-        (self.next() % u64::from(n.max(1))) as u32
+        (self.bits() % u64::from(n.max(1))) as u32
     }
 
     /// In `low..=high`.

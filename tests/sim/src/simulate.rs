@@ -86,7 +86,7 @@ fn sizes(config: &EngineConfig) -> Sizes {
 /// Faults while loading are errors of the right kind, and leave a backend that works.
 fn load_faults(backend: &Backend, scenario: &Scenario) -> Result<(), Failure> {
     for fault in &scenario.load_faults {
-        let registered = Registered::new(World { sizes: sizes(&scenario.config), ..World::default() });
+        let registered = Registered::new(World::new(sizes(&scenario.config)));
         let (prepare, refuse) = match fault {
             LoadFault::NoArena => ("arena", None),
             LoadFault::NoMemory => ("memory", None),
@@ -492,7 +492,7 @@ impl<'s> Simulation<'s> {
 fn boot(backend: &Backend, scenario: &Scenario) -> Result<(EngineState, Registered, DeviceProgram), Failure> {
     let config = &scenario.config;
     let engine = EngineState::new(config.clone()).map_err(|e| Failure::new(Check::Load, format!("config: {e}")))?;
-    let registered = Registered::new(World { sizes: sizes(config), ..World::default() });
+    let registered = Registered::new(World::new(sizes(config)));
     let step_bytes = config.step_capacity().bytes() as u64;
     let program = model::open(backend, config, registered.number, step_bytes, scenario.choice())
         .map_err(|error| Failure::new(Check::Load, format!("{error:?}")))?;

@@ -139,6 +139,11 @@ pub(crate) enum Owner {
 }
 
 impl World {
+    /// Nothing has happened yet.
+    pub fn new(sizes: Sizes) -> Self {
+        Self { sizes, ..Self::default() }
+    }
+
     /// Note the first failure.
     pub fn fail(&mut self, check: Check, what: impl FnOnce() -> String) {
         if self.failure.is_none() {

@@ -305,7 +305,7 @@ impl Prepared {
                 && wanted as usize % step.logit_rows.len() == at
             {
                 let id = (found.fingerprint() % n_ids as u64) as u32;
-                logits[id as usize] = if found.count % 2 == 0 { f32::NAN } else { f32::INFINITY };
+                logits[id as usize] = if found.count.is_multiple_of(2) { f32::NAN } else { f32::INFINITY };
                 world.poisoned = Some((holder.id, id));
             }
             for (column, logit) in logits.iter().enumerate() {
