@@ -18,5 +18,7 @@ mod lru;
 pub mod memory;
 pub mod namespace;
 pub mod pool;
+mod recurrent;
+pub mod snapshots;
 #[cfg(test)]
 mod tests;

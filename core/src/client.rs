@@ -45,6 +45,14 @@ pub struct Metrics {
     pub pages_cached: u64,
     /// All pages.
     pub pages_total: u64,
+    /// Recurrent states held by requests or the cache; 0 for models without.
+    pub states_used: u64,
+    /// Of these, stored in the prefix cache.
+    pub states_cached: u64,
+    /// All slots for recurrent states.
+    pub states_total: u64,
+    /// Tokens whose pages were found in the prefix cache but computed again, because no state was stored there.
+    pub cut_tokens: u64,
     /// Prompt tokens of all started requests.
     pub prompt_tokens: u64,
     /// Of these, taken from the prefix cache.

@@ -24,6 +24,7 @@ use crate::{
     request::{Event, FinishReason, Request, RequestId},
     sampler::{History, Sampler},
     scheduler::{
+        marks::MARKS_MAX,
         plan::{Scheduler, StepLimits},
         queue::{self, Queues, Running, Waiting},
         sequence::{Body, Sequence},
@@ -203,6 +204,7 @@ impl EngineState {
             history,
             namespace,
             hashes,
+            marks: Vec::with_capacity(if self.memory.has_states() { MARKS_MAX } else { 0 }),
             cached_tokens: None,
             prompt_logprobs,
             is_started: false,
@@ -368,6 +370,7 @@ impl EngineState {
     /// Gauges and counters.
     pub fn metrics(&self) -> Metrics {
         let (pages_used, pages_cached, pages_total) = self.memory.page_counts();
+        let (states_used, states_cached, states_total) = self.memory.state_counts();
         let counters = &self.counters;
         let leaving = self.queues.iter_running().filter(|running| matches!(running, Running::Leaving(_))).count();
         Metrics {
@@ -376,6 +379,10 @@ impl EngineState {
             pages_used: u64::from(pages_used),
             pages_cached: u64::from(pages_cached),
             pages_total: u64::from(pages_total),
+            states_used: u64::from(states_used),
+            states_cached: u64::from(states_cached),
+            states_total: u64::from(states_total),
+            cut_tokens: self.scheduler.n_cut_tokens,
             prompt_tokens: counters.prompt_tokens,
             cached_tokens: counters.cached_tokens,
             generation_tokens: counters.generation_tokens,

@@ -1,4 +1,5 @@
-//! How a memory budget is spent: weights, activations and the state slots of running requests first, the rest is pages.
+//! How a memory budget is spent: weights, activations and the state slots of running requests first, the rest is pages
+//! and slots for stored states.
 //!
 //! The plan is made before anything is allocated and printed as it is; when it does not fit, the error says what each
 //! part takes and which options make it smaller.
@@ -11,7 +12,7 @@ use tokenspeed_backend_api::{
 
 use crate::lower::{Capacity, LowerError, Lowered, block_bytes, lower};
 
-/// What the caller decided; the plan adds the number of pages.
+/// What the caller decided; the plan adds the numbers of pages and state slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryRequest {
     /// Bytes the engine may use on the device, mapped weights included.
@@ -20,6 +21,9 @@ pub struct MemoryRequest {
     pub blocks_max: u32,
     /// Pages needed at least: one request at full length, and the scratch page.
     pub blocks_min: u32,
+    /// State slots beyond `Capacity::states` wanted at most, for a second slot per running request and for snapshots.
+    /// Models without recurrent state take none.
+    pub states_extra: u32,
 }
 
 /// Bytes by part.
@@ -43,6 +47,8 @@ pub struct MemoryPlan {
     pub state_bytes: u64,
     /// Pages, the scratch page included.
     pub blocks: u32,
+    /// State slots, the scratch slot included; 0 for models without recurrent state.
+    pub states: u32,
 }
 
 impl MemoryPlan {
@@ -91,6 +97,7 @@ pub fn plan_memory(
     support: &mut dyn FnMut(&OpDesc, &str) -> Support,
 ) -> Result<(Lowered, MemoryPlan), MemoryError> {
     capacity.blocks = request.blocks_min;
+    let states_min = capacity.states;
     let smallest = lower(graph, capacity, alignment, support)?;
     let bytes_of = |paged: bool| -> u64 {
         let kinds = graph.components.iter().map(|c| &c.kind);
@@ -108,11 +115,20 @@ pub fn plan_memory(
             budget_bytes: request.budget_bytes,
         });
     }
-    let spare = (request.budget_bytes - plan.total_bytes()) / page_bytes.max(1);
-    let blocks = u64::from(request.blocks_min).saturating_add(spare).min(request.blocks_max.into());
-    capacity.blocks = (blocks as u32).max(request.blocks_min);
+    let mut spare = request.budget_bytes - plan.total_bytes();
+    let buy = |spare: &mut u64, share: u64, bytes: u64, most: u32| -> u32 {
+        let n = (*spare / share).checked_div(bytes).unwrap_or(0).min(most.into());
+        *spare -= n * bytes;
+        n as u32
+    };
+    // A page without a state near its end is as little use as a state without its pages: half each, then what is left.
+    capacity.states += buy(&mut spare, 2, state_bytes, request.states_extra);
+    capacity.blocks += buy(&mut spare, 1, page_bytes, request.blocks_max.saturating_sub(request.blocks_min));
+    let missing = request.states_extra.saturating_sub(capacity.states - states_min);
+    capacity.states += buy(&mut spare, 1, state_bytes, missing);
     let lowered = lower(graph, capacity, alignment, support)?;
-    plan = MemoryPlan { page_bytes, state_bytes, blocks: capacity.blocks, ..parts(graph, &lowered) };
+    let states = if state_bytes > 0 { capacity.states } else { 0 };
+    plan = MemoryPlan { page_bytes, state_bytes, blocks: capacity.blocks, states, ..parts(graph, &lowered) };
     Ok((lowered, plan))
 }
 
@@ -128,6 +144,7 @@ fn parts(graph: &Graph, lowered: &Lowered) -> MemoryPlan {
         page_bytes: 0,
         state_bytes: 0,
         blocks: 0,
+        states: 0,
     }
 }
 

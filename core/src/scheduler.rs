@@ -4,6 +4,7 @@
 //! life cycle is in the types (see [`sequence`]); order is (priority, arrival) everywhere, never by id or hash.
 #![forbid(unsafe_code)]
 
+pub mod marks;
 pub mod plan;
 pub mod queue;
 pub mod sequence;

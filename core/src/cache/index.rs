@@ -11,7 +11,8 @@ use super::{
     hash,
     lru::{Lru, NONE},
     namespace::{Namespace, Namespaces},
-    pool::{Handle, Page},
+    pool::{Handle, Page, StateSlot},
+    snapshots::{SnapshotRef, Snapshots},
 };
 
 /// A cached page, as a number without rights: valid until the next change of the index.
@@ -67,6 +68,16 @@ struct Node {
     next_in_bucket: u32,
 }
 
+/// What leaves the index with a page.
+#[derive(Debug)]
+#[must_use = "what was evicted goes back to its pools"]
+pub struct Evicted {
+    /// The page.
+    pub page: Handle<Page>,
+    /// The state stored at its end: worth nothing without it.
+    pub snapshot: Option<Handle<StateSlot>>,
+}
+
 /// The index.
 #[derive(Debug)]
 pub struct PrefixIndex {
@@ -79,6 +90,7 @@ pub struct PrefixIndex {
     /// First node of each bucket; the number of buckets is a power of two.
     buckets: Vec<u32>,
     unpinned: Lru,
+    snapshots: Snapshots,
     namespaces: Namespaces,
 }
 
@@ -93,6 +105,7 @@ impl PrefixIndex {
             free: (0..max_pages).rev().collect(),
             buckets: vec![NONE; (max_pages as usize * 2).next_power_of_two()],
             unpinned: Lru::new(max_pages),
+            snapshots: Snapshots::new(max_pages),
             namespaces: Namespaces::default(),
         }
     }
@@ -184,7 +197,7 @@ impl PrefixIndex {
     }
 
     /// Stop holding a page that may hold wrong values: forget it if nobody else uses it or a page that continues it.
-    pub fn unpin_and_forget(&mut self, page: PageRef) -> Option<Handle<Page>> {
+    pub fn unpin_and_forget(&mut self, page: PageRef) -> Option<Evicted> {
         let at = page.node;
         self.unpin(page);
         let node = self.node(at);
@@ -222,13 +235,14 @@ impl PrefixIndex {
     }
 
     /// Forget the page unused for longest and return it; never one in use or with a cached continuation.
-    pub fn evict(&mut self) -> Option<Handle<Page>> {
+    pub fn evict(&mut self) -> Option<Evicted> {
         let at = self.unpinned.oldest()?;
         self.unpinned.remove(at);
         Some(self.remove(at))
     }
 
-    fn remove(&mut self, at: u32) -> Handle<Page> {
+    fn remove(&mut self, at: u32) -> Evicted {
+        let snapshot = self.snapshots.take(at);
         let node = self.nodes[at as usize].take().expect("the node is in use");
         assert!(node.pins == 0 && node.children == 0, "a page in use or with a continuation is never a victim");
         match node.parent {
@@ -246,7 +260,65 @@ impl PrefixIndex {
             self.node_mut(before).next_in_bucket = node.next_in_bucket;
         }
         self.free.push(at);
-        node.page
+        Evicted { page: node.page, snapshot }
+    }
+
+    /// Whether a state is stored at the end of a page.
+    pub fn has_snapshot(&self, NodeId(at): NodeId) -> bool {
+        self.snapshots.has(at)
+    }
+
+    /// Whether one is, and nobody reads it.
+    pub fn is_unpinned_snapshot(&self, NodeId(at): NodeId) -> bool {
+        self.snapshots.is_unpinned(at)
+    }
+
+    /// Store a state at the end of a page that has none.
+    pub fn store_snapshot(&mut self, NodeId(at): NodeId, slot: Handle<StateSlot>) {
+        let mut saves = 1;
+        let mut before = self.node(at).parent;
+        while let Parent::Node(node) = before
+            && !self.snapshots.has(node)
+        {
+            saves += 1;
+            before = self.node(node).parent;
+        }
+        self.snapshots.store(at, slot, saves);
+    }
+
+    /// Read a stored state.
+    pub fn pin_snapshot(&mut self, NodeId(at): NodeId) -> SnapshotRef {
+        self.snapshots.pin(at)
+    }
+
+    /// Stop reading it.
+    pub fn unpin_snapshot(&mut self, snapshot: SnapshotRef) {
+        self.snapshots.unpin(snapshot);
+    }
+
+    /// Count a stored state as used now.
+    pub fn touch_snapshot(&mut self, NodeId(at): NodeId) {
+        self.snapshots.touch(at);
+    }
+
+    /// Take a stored state out; nobody may be reading it.
+    pub fn take_snapshot(&mut self, NodeId(at): NodeId) -> Option<Handle<StateSlot>> {
+        self.snapshots.take(at)
+    }
+
+    /// Give up the least useful stored state that nobody reads.
+    pub fn evict_snapshot(&mut self) -> Option<Handle<StateSlot>> {
+        self.snapshots.evict()
+    }
+
+    /// (stored, of these evictable) states.
+    pub fn snapshot_counts(&self) -> (u32, u32) {
+        (self.snapshots.n_stored(), self.snapshots.n_unpinned())
+    }
+
+    /// Slots of all stored states.
+    pub fn snapshot_slots(&self) -> impl Iterator<Item = u32> + '_ {
+        self.snapshots.slots()
     }
 
     /// True if nobody holds the page.
@@ -269,8 +341,10 @@ impl PrefixIndex {
         self.nodes.iter().flatten().map(|node| node.page.index())
     }
 
-    /// Recompute every count from scratch; `pins` lists the node of each [`PageRef`] outside.
-    pub(super) fn check(&self, pins: impl Iterator<Item = u32>) -> Result<(), String> {
+    /// Recompute every count from scratch; `pins` lists the node of each [`PageRef`] outside, `read` of each
+    /// [`SnapshotRef`].
+    pub(super) fn check(&self, pins: impl Iterator<Item = u32>, read: impl Iterator<Item = u32>) -> Result<(), String> {
+        self.snapshots.check(read, |node| self.nodes[node as usize].is_some())?;
         let n = self.nodes.len();
         let (mut pinned, mut children) = (vec![0u32; n], vec![0u32; n]);
         for at in pins {

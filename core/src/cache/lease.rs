@@ -1,10 +1,11 @@
-//! What one running request holds: a table row, a state slot where the model has one, and its pages in order.
+//! What one running request holds: a table row, a recurrent state where the model has one, and its pages in order.
 
 use super::{
     index::{NodeId, PageRef, Published},
     memory::Memory,
     namespace::Namespace,
-    pool::{Handle, Page, StateSlot, TableRow},
+    pool::{Handle, Page, TableRow},
+    recurrent::RecurrentState,
 };
 
 #[derive(Debug)]
@@ -31,7 +32,7 @@ impl Slot {
     }
 }
 
-/// Held memory; ended by [`Lease::release`] or [`Lease::discard`], which consume it.
+/// Held memory; ended by [`Lease::retire`], [`Lease::release`] or [`Lease::discard`], which consume it.
 ///
 /// ```compile_fail,E0382
 /// fn twice(lease: tokenspeed_core::cache::lease::Lease, memory: &mut tokenspeed_core::cache::memory::Memory) {
@@ -43,7 +44,9 @@ impl Slot {
 #[must_use = "a lease that is dropped loses its pages"]
 pub struct Lease {
     row: Handle<TableRow>,
-    state: Option<Handle<StateSlot>>,
+    state: Option<RecurrentState>,
+    /// Slots that the step being planned reads and writes.
+    state_slots: (u32, u32),
     slots: Vec<Slot>,
     /// Leading slots that are in the index.
     n_published: usize,
@@ -55,11 +58,12 @@ impl Lease {
     /// Take a seat and hold the cached `path`; [`Memory::has_seat`] must be true. Reserves room for `max_pages`.
     pub fn open(memory: &mut Memory, path: &[NodeId], max_pages: usize) -> Self {
         let row = memory.rows.take().expect("asked has_seat");
-        let state = memory.states.as_mut().map(|states| states.take().expect("asked has_seat"));
+        let computed = path.len() as u32 * memory.page_tokens;
+        let state = memory.has_states().then(|| RecurrentState::open(memory, path.last().copied(), computed));
         let mut slots = Vec::with_capacity(max_pages.max(path.len()));
         slots.extend(path.iter().map(|&node| Slot::Shared(memory.index.pin(node))));
         let renumbered = Vec::with_capacity(slots.capacity());
-        Self { row, state, n_published: slots.len(), slots, renumbered }
+        Self { row, state, state_slots: (0, 0), n_published: slots.len(), slots, renumbered }
     }
 
     /// Row of the block tables.
@@ -67,9 +71,38 @@ impl Lease {
         self.row.index()
     }
 
-    /// State slot.
-    pub fn state(&self) -> Option<u32> {
-        self.state.as_ref().map(Handle::index)
+    /// Choose the state slots of a step that ends at `end` tokens.
+    pub fn plan_state(&mut self, memory: &mut Memory, end: u32) {
+        if let Some(state) = &mut self.state {
+            self.state_slots = state.plan(memory, end.is_multiple_of(memory.page_tokens));
+        }
+    }
+
+    /// (read, written) slots of the step in flight; `None` for models without recurrent state.
+    pub fn state_slots(&self) -> Option<(u32, u32)> {
+        self.state.as_ref().map(|_| self.state_slots)
+    }
+
+    /// The step in flight has run; `computed` tokens are in the cache now.
+    pub fn complete_step(&mut self, memory: &mut Memory, computed: u32) {
+        if let Some(state) = &mut self.state {
+            state.complete(memory, computed);
+        }
+    }
+
+    /// Put the state at the last page boundary into the index, where it and its pages have been published, and go on
+    /// from there. False if it was not stored: there is one already, or no slot to go on in (`may_evict`: another
+    /// snapshot's would do).
+    pub fn share_state(&mut self, memory: &mut Memory, may_evict: bool) -> bool {
+        let Some(node) = self.kept_node(memory) else { return false };
+        self.state.as_mut().is_some_and(|state| state.share(memory, node, may_evict))
+    }
+
+    /// The published page that the kept state ends.
+    fn kept_node(&self, memory: &Memory) -> Option<NodeId> {
+        let pages = self.state.as_ref()?.kept_tokens()? / memory.page_tokens;
+        let last = pages.checked_sub(1).filter(|_| pages as usize <= self.n_published)?;
+        self.slots[last as usize].shared().map(|page| NodeId(page.node()))
     }
 
     /// Pages held.
@@ -138,27 +171,35 @@ impl Lease {
         self.n_published = n_whole;
     }
 
-    /// Give everything back; published pages stay cached.
+    /// Give everything back; published pages stay cached, and so does the state at the last page boundary, if that page
+    /// is published. No step may be in flight: it could be writing that state.
+    pub fn retire(self, memory: &mut Memory) {
+        let node = self.kept_node(memory);
+        self.end(memory, false, node);
+    }
+
+    /// Give everything back; published pages stay cached, the state does not.
     pub fn release(self, memory: &mut Memory) {
-        self.end(memory, false);
+        self.end(memory, false, None);
     }
 
     /// Give everything back and forget the published pages nobody else uses: their content is in doubt.
     pub fn discard(self, memory: &mut Memory) {
-        self.end(memory, true);
+        self.end(memory, true, None);
     }
 
-    fn end(self, memory: &mut Memory, forgets: bool) {
-        memory.rows.give(self.row);
-        if let (Some(pool), Some(state)) = (&mut memory.states, self.state) {
-            pool.give(state);
+    fn end(self, memory: &mut Memory, forgets: bool, node: Option<NodeId>) {
+        if let Some(state) = self.state {
+            state.close(memory, node);
         }
+        memory.rows.give(self.row);
         // Deepest first: the index relies on it.
         for slot in self.slots.into_iter().rev() {
             match slot {
                 Slot::Own(page) => memory.pages.give(page),
                 Slot::Shared(page) if forgets => {
-                    if let Some(page) = memory.index.unpin_and_forget(page) {
+                    if let Some(evicted) = memory.index.unpin_and_forget(page) {
+                        let page = memory.without_snapshot(evicted);
                         memory.pages.give(page);
                     }
                 }
@@ -174,6 +215,16 @@ impl Lease {
             Slot::Own(own) => Some(own.index()),
             Slot::Shared(_) => None,
         })
+    }
+
+    /// State slots this lease owns.
+    pub fn states(&self) -> impl Iterator<Item = u32> + '_ {
+        self.state.iter().flat_map(RecurrentState::slots)
+    }
+
+    /// Node of the snapshot it reads.
+    pub(super) fn read_snapshot(&self) -> Option<u32> {
+        self.state.as_ref()?.pinned_node()
     }
 
     /// Index nodes this lease pins.

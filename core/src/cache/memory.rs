@@ -1,8 +1,8 @@
 //! All that requests compete for: pages, table rows, state slots, and the index of reusable pages.
 
 use super::{
-    component::{PagedRows, Resume, StateWithoutSnapshots, joint_match},
-    index::{NodeId, PrefixIndex},
+    component::{PagedRows, Resume, StateSnapshots, joint_match},
+    index::{Evicted, NodeId, PrefixIndex},
     lease::Lease,
     pool::{Handle, Page, Pool, StateSlot, TableRow},
 };
@@ -64,7 +64,43 @@ impl Memory {
 
     /// A page for writing: a free one, else the one cached and unused for longest.
     pub fn take_page(&mut self) -> Option<Handle<Page>> {
-        self.pages.take().or_else(|| self.index.evict())
+        if let Some(page) = self.pages.take() {
+            return Some(page);
+        }
+        let evicted = self.index.evict()?;
+        Some(self.without_snapshot(evicted))
+    }
+
+    /// The page of what left the index; a state that went with it becomes free.
+    pub(super) fn without_snapshot(&mut self, evicted: Evicted) -> Handle<Page> {
+        if let Some(slot) = evicted.snapshot {
+            self.give_state(slot);
+        }
+        evicted.page
+    }
+
+    /// A state slot for writing: a free one, else the least useful snapshot's.
+    pub fn take_state(&mut self) -> Option<Handle<StateSlot>> {
+        self.take_free_state().or_else(|| self.index.evict_snapshot())
+    }
+
+    /// A state slot for writing, if one is free.
+    pub fn take_free_state(&mut self) -> Option<Handle<StateSlot>> {
+        self.states.as_mut()?.take()
+    }
+
+    /// Back to the pool.
+    pub(super) fn give_state(&mut self, slot: Handle<StateSlot>) {
+        self.states.as_mut().expect("a slot came from a pool").give(slot);
+    }
+
+    /// State slots that [`Memory::take_state`] can return.
+    pub fn n_states_available(&self) -> u32 {
+        self.states.as_ref().map_or(0, Pool::n_free) + self.index.snapshot_counts().1
+    }
+
+    pub(super) fn no_state_is_free(&self) -> bool {
+        self.states.as_ref().is_none_or(|states| states.n_free() == 0)
     }
 
     /// Pages that [`Memory::take_page`] can return.
@@ -78,14 +114,19 @@ impl Memory {
         self.n_available() - claimed as u32
     }
 
-    /// True if a row, and a state slot where the model needs one, is free.
+    /// True if a row, and a state slot where the model needs one, can be had.
     pub fn has_seat(&self) -> bool {
-        self.rows.n_free() > 0 && self.states.as_ref().is_none_or(|states| states.n_free() > 0)
+        self.rows.n_free() > 0 && (self.states.is_none() || self.n_states_available() > 0)
+    }
+
+    /// True if the model has recurrent states.
+    pub fn has_states(&self) -> bool {
+        self.states.is_some()
     }
 
     /// Cut a found path to where every component can resume.
     pub fn cut_to_resumable(&self, path: &mut Vec<NodeId>) {
-        let components: [&dyn Resume; 2] = [&PagedRows, &StateWithoutSnapshots];
+        let components: [&dyn Resume; 2] = [&PagedRows, &StateSnapshots(&self.index)];
         let n_components = if self.states.is_some() { 2 } else { 1 };
         path.truncate(joint_match(&components[..n_components], path));
     }
@@ -103,7 +144,8 @@ impl Memory {
     /// Free every page that is cached and not in use; returns how many.
     pub fn flush(&mut self) -> u32 {
         let mut n = 0;
-        while let Some(page) = self.index.evict() {
+        while let Some(evicted) = self.index.evict() {
+            let page = self.without_snapshot(evicted);
             self.pages.give(page);
             n += 1;
         }
@@ -116,14 +158,21 @@ impl Memory {
         (self.pages.n_total() - self.pages.n_free(), self.index.n_unpinned(), self.pages.n_total())
     }
 
+    /// (used by requests or the cache, of these stored, all) state slots.
+    pub fn state_counts(&self) -> (u32, u32, u32) {
+        let total = self.states.as_ref().map_or(0, Pool::n_total);
+        let free = self.states.as_ref().map_or(0, Pool::n_free);
+        (total - free, self.index.snapshot_counts().0, total)
+    }
+
     /// Check that free + held by `leases` + cached is everything, each once, and that all counts are right. O(pool).
     pub fn check<'a>(&self, leases: impl Iterator<Item = &'a Lease> + Clone) -> Result<(), String> {
         let own = leases.clone().flat_map(Lease::own_pages);
         self.pages.check(own.chain(self.index.pages()))?;
         self.rows.check(leases.clone().map(Lease::row))?;
         if let Some(states) = &self.states {
-            states.check(leases.clone().filter_map(Lease::state))?;
+            states.check(leases.clone().flat_map(Lease::states).chain(self.index.snapshot_slots()))?;
         }
-        self.index.check(leases.flat_map(Lease::pinned_nodes))
+        self.index.check(leases.clone().flat_map(Lease::pinned_nodes), leases.filter_map(Lease::read_snapshot))
     }
 }

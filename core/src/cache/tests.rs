@@ -86,7 +86,7 @@ fn memory(pages: u32) -> Memory {
         page_tokens: PAGE_TOKENS,
         pages: pages + 1,
         table_rows: 6,
-        states: Some(8),
+        states: None,
         prefix_cache: true,
         secret: [11, 22],
     })

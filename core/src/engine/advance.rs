@@ -36,8 +36,7 @@ impl Taker<'_, '_> {
             }
             _ if running.parts().1.planned == 0 => return Some(running),
             Running::Decoding(mut sequence) => {
-                let (_, active) = sequence.parts_mut();
-                active.computed += std::mem::take(&mut active.planned);
+                sequence.complete_step(self.memory);
                 return self.sample(sequence);
             }
             Running::Prefilling(sequence) => sequence,
@@ -45,8 +44,8 @@ impl Taker<'_, '_> {
         if let Err(error) = self.report_prompt(&mut sequence) {
             return self.fail(sequence, error);
         }
+        sequence.complete_step(self.memory);
         let (body, active) = sequence.parts_mut();
-        active.computed += std::mem::take(&mut active.planned);
         if active.computed < body.len() {
             sequence.publish(self.memory);
             return Some(Running::Prefilling(sequence));

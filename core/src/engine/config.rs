@@ -236,11 +236,12 @@ impl EngineConfig {
         (0..self.components.len()).filter(move |&at| self.components[at].class == class)
     }
 
-    /// The largest parameter block. Deltas: the pages that a step's tokens can fill and one more per request, as many
+    /// The largest parameter block. Deltas: the pages that a step's tokens can fill and two more per request, as many
     /// that the step before turned out to share, and the whole tables of two admissions with long cached prefixes
     /// (further ones wait for the next step).
     pub fn step_capacity(&self) -> StepCapacity {
-        let pages = self.max_batch_tokens.div_ceil(self.block_tokens).saturating_add(self.max_num_seqs);
+        let pages = self.max_batch_tokens.div_ceil(self.block_tokens);
+        let pages = pages.saturating_add(self.max_num_seqs.saturating_mul(2));
         let pages = pages.saturating_add(self.blocks_per_row).saturating_mul(2);
         let paged = self.components_of(ComponentClass::Paged).count();
         StepCapacity {

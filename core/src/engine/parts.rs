@@ -66,16 +66,15 @@ impl StepParts {
         let (body, active) = running.parts_mut();
         let (row, query_start) = (self.rows.len() as u32, self.tokens.len() as u32);
         let end = active.computed + active.planned;
-        let state = active.lease.state();
+        let (state_read, state_write) = active.lease.state_slots().unwrap_or((0, 0));
         self.rows.push(ts_step_row {
             table_row: active.lease.row(),
             computed: active.computed,
             query_start,
             query_len: active.planned,
-            // Nothing computed: the state is zero, and scratch slot 0 is not read.
-            state_read: state.filter(|_| active.computed > 0).unwrap_or(0),
-            state_write: state.unwrap_or(0),
-            state_tokens: state.map_or(0, |_| active.computed),
+            state_read,
+            state_write,
+            state_tokens: active.lease.state_slots().map_or(0, |_| active.computed),
             reserved: 0,
         });
         for position in active.computed..end {

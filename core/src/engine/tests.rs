@@ -7,5 +7,6 @@
 
 mod cases;
 mod fake;
+mod hybrid;
 mod oracle;
 mod simulation;

@@ -11,6 +11,7 @@
 use tokenspeed_backend_api::abi::ts_table_delta;
 
 use super::{
+    marks,
     queue::{Queues, Running, Waiting},
     sequence::{Active, Body},
 };
@@ -48,10 +49,14 @@ pub struct Scheduler {
     /// The waiting request that did not fit, and the release count then: no use trying before it changed.
     blocked: Option<(RequestId, u64)>,
     path: Vec<NodeId>,
+    /// Pages found beyond `path` that cannot be resumed from.
+    n_cut_pages: u32,
     /// Block-table changes of the step being planned.
     pub deltas: Vec<ts_table_delta>,
     /// Requests that lost their memory, since start.
     pub n_preemptions: u64,
+    /// Tokens found in the prefix cache and computed again for want of a stored state, since start.
+    pub n_cut_tokens: u64,
 }
 
 impl std::fmt::Debug for Scheduler {
@@ -76,6 +81,8 @@ impl Scheduler {
             path: Vec::with_capacity(blocks_per_row as usize),
             deltas: Vec::with_capacity(limits.max_deltas as usize),
             n_preemptions: 0,
+            n_cut_tokens: 0,
+            n_cut_pages: 0,
             limits,
         }
     }
@@ -123,18 +130,20 @@ impl Scheduler {
             } else {
                 let cap = self.chunk_cap(budget, body.next_prompt_logits().is_some());
                 let held = (active.lease.n_pages() + memory.n_available()) * memory.page_tokens();
+                let end = body.next_mark().unwrap_or(wanted);
                 // A shorter chunk is better than taking another request's pages, if any fits.
-                match self.chunk(active.computed, wanted, cap.min(held - active.computed)) {
-                    0 => self.chunk(active.computed, wanted, cap),
+                match self.chunk(active.computed, end, cap.min(held - active.computed)) {
+                    0 => self.chunk(active.computed, end, cap),
                     n => n,
                 }
             };
             if n_tokens == 0 {
                 break;
             }
-            let n_pages = memory.pages_of(active.computed + n_tokens);
+            let n_pages = memory.pages_of(with_tail(active.computed + n_tokens, wanted, memory));
             if n_pages - active.lease.n_pages().min(n_pages) <= memory.n_available() {
                 self.grow(active, memory, n_pages);
+                active.lease.plan_state(memory, active.computed + n_tokens);
                 self.take_part(body.next_prompt_logits(), body.prompt_tokens, active, n_tokens, is_decoding, budget);
                 break;
             }
@@ -224,8 +233,8 @@ impl Scheduler {
             let computed = n_found * memory.page_tokens();
             let wanted = body.len();
             let cap = self.chunk_cap(budget, body.next_prompt_logits().is_some());
-            let n_tokens = self.chunk(computed, wanted, cap);
-            let n_pages = memory.pages_of(computed + n_tokens);
+            let n_tokens = self.chunk(computed, body.next_mark().unwrap_or(wanted), cap);
+            let n_pages = memory.pages_of(with_tail(computed + n_tokens, wanted, memory));
             let n_deltas = n_pages as usize * self.limits.paged_components.len();
             if n_tokens == 0 || self.deltas.len() + n_deltas > self.limits.max_deltas as usize {
                 return;
@@ -242,6 +251,7 @@ impl Scheduler {
                 return;
             }
             let max_pages = memory.pages_of(body.max_len) as usize;
+            self.n_cut_tokens += u64::from(self.n_cut_pages * memory.page_tokens());
             let lease = Lease::open(memory, &self.path, max_pages);
             let mut sequence = match queues.waiting.pop_front().expect("looked at above") {
                 Waiting::Queued(sequence) => sequence.admit(lease, computed),
@@ -252,15 +262,18 @@ impl Scheduler {
                 self.announce(active, index);
             }
             self.grow(active, memory, n_pages);
+            active.lease.plan_state(memory, computed + n_tokens);
             self.take_part(body.next_prompt_logits(), body.prompt_tokens, active, n_tokens, false, budget);
             queues.run(Running::Prefilling(sequence));
         }
     }
 
     /// Fill `path` with the cached pages a request can start from: at least its last token is computed again, and
-    /// every token whose logits it still needs to report.
+    /// every token whose logits it still needs to report. Decides where its recurrent state is stored from there on.
     fn find_prefix(&mut self, body: &mut Body, memory: &Memory) {
         self.path.clear();
+        self.n_cut_pages = 0;
+        body.marks.clear();
         if !memory.reuses_prefixes() {
             return;
         }
@@ -268,6 +281,17 @@ impl Scheduler {
         let max_pages = (reusable / memory.page_tokens()) as usize;
         memory.index.hash_pages(&body.namespace, &body.tokens, max_pages, &mut body.hashes);
         memory.index.find(&body.namespace, &body.hashes, &body.tokens, max_pages, &mut self.path);
+        let n_seen = self.path.len() as u32;
         memory.cut_to_resumable(&mut self.path);
+        self.n_cut_pages = n_seen - self.path.len() as u32;
+        if memory.has_states() {
+            let (len, page_tokens) = (body.len(), memory.page_tokens());
+            marks::place(&mut body.marks, len, self.path.len() as u32 * page_tokens, n_seen, page_tokens);
+        }
     }
+}
+
+/// A chunk that ends within a page of all that is wanted reserves the rest with it, so that the rest cannot fail.
+fn with_tail(end: u32, wanted: u32, memory: &Memory) -> u32 {
+    if wanted - end < memory.page_tokens() { wanted } else { end }
 }

@@ -22,6 +22,7 @@ use crate::{
     cache::{lease::Lease, memory::Memory, namespace::Namespace},
     request::{RequestId, SamplingParams, TokenLogprobs, Usage},
     sampler::History,
+    scheduler::marks::Mark,
 };
 
 /// Order of service: smaller first.
@@ -48,6 +49,8 @@ pub struct Body {
     pub namespace: Namespace,
     /// Hash chain over its whole pages, as far as it was needed.
     pub hashes: Vec<u64>,
+    /// Boundaries at which its recurrent state is to be stored, ascending; passed ones are gone.
+    pub marks: Vec<Mark>,
     /// Prompt tokens found in the cache at first admission.
     pub cached_tokens: Option<u32>,
     /// Reports so far, if asked for; entry i is about prompt token i + 1.
@@ -78,6 +81,11 @@ impl Body {
     pub fn next_prompt_logits(&self) -> Option<u32> {
         let reported = self.prompt_logprobs.as_ref()?.len() as u32;
         (reported + 1 < self.prompt_tokens).then_some(reported)
+    }
+
+    /// The boundary that the next chunk may not pass.
+    pub fn next_mark(&self) -> Option<u32> {
+        self.marks.first().map(|mark| mark.tokens)
     }
 
     /// Counts for the caller.
@@ -199,17 +207,32 @@ impl<S: HoldsMemory> Sequence<S> {
         (&mut self.body, self.state.active_mut())
     }
 
-    /// Cache the whole computed pages.
+    /// The planned step has run.
+    pub fn complete_step(&mut self, memory: &mut Memory) {
+        let active = self.state.active_mut();
+        active.computed += std::mem::take(&mut active.planned);
+        active.lease.complete_step(memory, active.computed);
+    }
+
+    /// Cache the whole computed pages, and the recurrent state if this is a place for it.
     pub fn publish(&mut self, memory: &mut Memory) {
         let active = self.state.active_mut();
         let body = &mut *self.body;
         active.lease.publish(memory, &body.namespace, &body.tokens, active.computed, &mut body.hashes);
+        if let Some(&mark) = body.marks.first()
+            && mark.tokens <= active.computed
+        {
+            assert_eq!(mark.tokens, active.computed, "chunks end at marks");
+            body.marks.remove(0);
+            active.lease.share_state(memory, mark.may_evict);
+        }
     }
 
-    /// End well: whole pages stay cached.
+    /// End well: whole pages stay cached, and the recurrent state at the last of them.
     pub fn finish(mut self, memory: &mut Memory) -> Sequence<Finished> {
         self.publish(memory);
-        self.drop_memory(memory)
+        self.state.into_active().lease.retire(memory);
+        Sequence { body: self.body, state: Finished(()) }
     }
 
     /// End and publish nothing more.
@@ -228,7 +251,7 @@ impl<S: HoldsMemory> Sequence<S> {
     pub fn preempt(mut self, memory: &mut Memory) -> Sequence<Preempted> {
         assert_eq!(self.active().planned, 0, "pages of a step in flight cannot be taken away");
         self.publish(memory);
-        self.state.into_active().lease.release(memory);
+        self.state.into_active().lease.retire(memory);
         Sequence { body: self.body, state: Preempted(()) }
     }
 

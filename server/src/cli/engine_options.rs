@@ -138,6 +138,9 @@ pub struct EngineOptions {
     /// Where default sampling values come from
     #[arg(long, value_enum, default_value_t)]
     pub generation_config: GenerationConfig,
+    /// Recurrent states kept at most for the prefix cache, if memory allows [default: four per sequence]
+    #[arg(long, value_name = "N")]
+    pub prefix_snapshots: Option<u32>,
     /// Compute every prompt from its first token
     #[arg(long)]
     pub no_prefix_cache: bool,

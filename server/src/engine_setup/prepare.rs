@@ -81,6 +81,11 @@ impl Prepared {
             budget_bytes,
             blocks_max: full.saturating_mul(engine.max_num_seqs).saturating_add(1),
             blocks_min: full + 1,
+            states_extra: if shape == Shape::Serve || shape == Shape::Plan {
+                states_extra(options, &engine)
+            } else {
+                0
+            },
         };
         let alignment = device.alignment();
         let mut support = |desc: &OpDesc, label: &str| ask(&device, desc, label);
@@ -88,7 +93,7 @@ impl Prepared {
         let (lowered, memory) = planned.map_err(|e| {
             CliError::new(e.to_string(), options.model.clone(), "`tokenspeed plan` shows where the memory goes")
         })?;
-        let capacity = Capacity { blocks: memory.blocks, ..capacity };
+        let capacity = Capacity { blocks: memory.blocks, states: memory.states, ..capacity };
         engine.components = graph
             .components
             .iter()
@@ -169,7 +174,7 @@ impl Prepared {
         let tokens = u64::from(m.blocks - 1) * u64::from(e.block_tokens);
         let states = match m.state_bytes {
             0 => String::new(),
-            bytes => format!(", {} recurrent states of {}", self.capacity.states - 1, mib(bytes)),
+            bytes => format!(", {} recurrent states of {}", m.states - 1, mib(bytes)),
         };
         t.row(
             "memory",
@@ -190,10 +195,7 @@ impl Prepared {
                 e.max_model_len, e.max_num_seqs, e.chunked_prefill_size
             ),
         );
-        let cache = if m.state_bytes > 0 {
-            // Not even looked up: `cache::component` says why.
-            "off: the recurrent state of this model is not kept at page boundaries yet".to_owned()
-        } else if e.prefix_cache {
+        let cache = if e.prefix_cache {
             format!("on, from {} tokens on", e.block_tokens)
         } else {
             "off (--no-prefix-cache)".into()
@@ -309,6 +311,15 @@ fn engine_config(
     config.prefix_cache = !options.no_prefix_cache;
     config.secret = [random_u64(), random_u64()];
     Ok(config)
+}
+
+/// Slots for the states of the prefix cache: a second one for each running request, and those to keep.
+fn states_extra(options: &EngineOptions, engine: &EngineConfig) -> u32 {
+    if options.no_prefix_cache {
+        return 0;
+    }
+    let kept = options.prefix_snapshots.unwrap_or(engine.max_num_seqs.saturating_mul(4));
+    engine.max_num_seqs.saturating_add(kept)
 }
 
 /// Capacities of the program; pages are decided by the memory plan.

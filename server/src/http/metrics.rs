@@ -149,6 +149,9 @@ fn write_engine(out: &mut String, engine: &Metrics) {
     gauge(out, "tokenspeed_kv_pages_used", "Pages held by requests or the prefix cache.", engine.pages_used);
     gauge(out, "tokenspeed_kv_pages_cached", "Pages held only by the prefix cache.", engine.pages_cached);
     gauge(out, "tokenspeed_kv_pages_total", "All pages.", engine.pages_total);
+    gauge(out, "tokenspeed_states_used", "Recurrent states held by requests or the cache.", engine.states_used);
+    gauge(out, "tokenspeed_states_cached", "Recurrent states stored in the prefix cache.", engine.states_cached);
+    gauge(out, "tokenspeed_states_total", "All slots for recurrent states.", engine.states_total);
     let counter = |out: &mut String, name: &str, help: &str, value: f64| single(out, name, help, "counter", value);
     counter(out, "tokenspeed_preemptions_total", "Sequences that were queued again.", engine.preemptions as f64);
     counter(out, "tokenspeed_engine_steps_total", "Forward steps.", engine.steps as f64);

@@ -83,7 +83,7 @@ fn engine_via(folder: &Path, mode: &str, via: Via, tokenizer_vocab_size: u32) ->
         blocks: 0,
         states: 0,
     };
-    let request = MemoryRequest { budget_bytes: 1 << 30, blocks_max: 65, blocks_min: 5 };
+    let request = MemoryRequest { budget_bytes: 1 << 30, blocks_max: 65, blocks_min: 5, states_extra: 0 };
     let mut support = |desc: &OpDesc, label: &str| {
         let operands = desc.operands.iter().map(|t| t.to_abi()).collect();
         let record = OpRecord::new(desc.kind, operands, desc.attrs, label);

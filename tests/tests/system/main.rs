@@ -8,6 +8,7 @@ mod commands;
 mod endings;
 mod golden;
 mod health;
+mod hybrid_cache;
 mod requests;
 mod sampling;
 mod smollm2;

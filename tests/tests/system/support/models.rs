@@ -7,7 +7,13 @@ use std::{
 
 use serde_json::json;
 use tokenspeed_backend_api::dtype::DType;
-use tokenspeed_models::tiny::Tiny;
+use tokenspeed_models::{
+    kimi::{
+        self,
+        LayerKind::{Kda, Mla},
+    },
+    tiny::Tiny,
+};
 use tokenspeed_server::cli::model_path::resolve_model;
 use tokenspeed_tests::script_model;
 
@@ -63,6 +69,19 @@ pub fn tiny() -> Folder {
     script_model::write(folder.path()).expect("written");
     let tiny = Tiny::llama().with("vocab_size", json!(384)).with("eos_token_id", json!(script_model::IM_END));
     tiny.write_folder(folder.path(), DType::F32).expect("written");
+    folder
+}
+
+/// The last five layers' worth of a tiny Kimi K3 (KDA, KDA, MLA, KDA, MLA over two blocks), with the script model's byte
+/// tokenizer.
+pub fn kimi() -> Folder {
+    let folder = Folder::new("kimi");
+    script_model::write(folder.path()).expect("written");
+    let mut config = kimi::tiny::k3();
+    config.layers = [Kda, Kda, Mla, Kda, Mla].to_vec();
+    config.moe.experts = 8;
+    config.attn_res_block = Some(2);
+    kimi::tiny::write(folder.path(), &config, 20_260_801).expect("written");
     folder
 }
 

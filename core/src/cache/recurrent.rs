@@ -1,0 +1,183 @@
+//! Where a running request's recurrent state lies, and which slots its next step reads and writes.
+//!
+//! A request owns one slot, and a second one where there is room. Kernels read one slot and write another, so a state
+//! is never copied: what a step leaves behind at a page boundary simply stays where it was written, and the next step
+//! writes elsewhere. That kept state is what can become a snapshot: it moves into the prefix index, and the request
+//! reads it there, shared, like anybody else would.
+//!
+//! * The state at the last page boundary is kept as long as a second slot exists; with one slot a step off the boundary
+//!   overwrites it, and nothing can be stored. Nothing else depends on it.
+//! * A shared snapshot is read and never written.
+//!
+//! Rejected: copying states to snapshots (449 MB for Kimi K3, in the middle of a step), and storing the state a request
+//! happens to end in: it is almost never on a boundary, and a state that encodes other tokens than its pages is how
+//! hybrid caches answer fluently and wrongly.
+
+use super::{
+    index::NodeId,
+    memory::Memory,
+    pool::{Handle, StateSlot},
+    snapshots::SnapshotRef,
+};
+
+/// Where the state after the computed tokens is.
+#[derive(Debug)]
+enum Current {
+    /// Nothing is computed: the state is zero and nowhere.
+    Start,
+    /// In own slot 0 or 1.
+    Own(usize),
+    /// In the prefix index.
+    Shared(SnapshotRef),
+}
+
+/// A state at a page boundary that could be stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Kept {
+    /// Own slot.
+    at: usize,
+    /// Tokens it encodes.
+    tokens: u32,
+}
+
+/// A request's recurrent state.
+#[derive(Debug)]
+#[must_use = "a state that is dropped loses its slots"]
+pub(super) struct RecurrentState {
+    own: [Option<Handle<StateSlot>>; 2],
+    current: Current,
+    kept: Option<Kept>,
+    /// Own slot that the step in flight writes.
+    writing: Option<usize>,
+}
+
+impl RecurrentState {
+    /// Start from nothing, or from the snapshot at the end of page `from`; [`Memory::has_seat`] must be true.
+    ///
+    /// If the only slot left is the snapshot itself, the request takes it out of the index and goes on in it.
+    pub fn open(memory: &mut Memory, from: Option<NodeId>, tokens: u32) -> Self {
+        let mut current = Current::Start;
+        if let Some(node) = from {
+            if memory.n_states_available() == 1 && memory.index.is_unpinned_snapshot(node) && memory.no_state_is_free()
+            {
+                let slot = memory.index.take_snapshot(node).expect("it is there");
+                let kept = Some(Kept { at: 0, tokens });
+                return Self { own: [Some(slot), None], current: Current::Own(0), kept, writing: None };
+            }
+            current = Current::Shared(memory.index.pin_snapshot(node));
+        }
+        let slot = memory.take_state().expect("asked has_seat");
+        Self { own: [Some(slot), None], current, kept: None, writing: None }
+    }
+
+    /// Slots the next step reads and writes; it ends on a page boundary or not. Read is 0, the scratch slot, before the
+    /// first step: `state_tokens` is 0 then and the slot is not looked at.
+    pub fn plan(&mut self, memory: &mut Memory, ends_on_boundary: bool) -> (u32, u32) {
+        let current = match self.current {
+            Current::Own(at) => Some(at),
+            Current::Start | Current::Shared(_) => None,
+        };
+        let kept = self.kept.map(|kept| kept.at);
+        let at = match (ends_on_boundary, kept) {
+            // What was kept is about to be superseded; in place, or wherever there is a slot.
+            (true, _) => current.or(self.any()).expect("a request owns a slot"),
+            (false, None) => current.or(self.any()).expect("a request owns a slot"),
+            (false, Some(kept)) => {
+                let other = 1 - kept;
+                if self.own[other].is_none() && memory.reuses_prefixes() {
+                    self.own[other] = memory.take_state();
+                }
+                if self.own[other].is_some() {
+                    other
+                } else {
+                    self.kept = None;
+                    kept
+                }
+            }
+        };
+        self.writing = Some(at);
+        let read = match &self.current {
+            Current::Start => 0,
+            Current::Own(at) => self.slot(*at),
+            Current::Shared(snapshot) => snapshot.slot(),
+        };
+        (read, self.slot(at))
+    }
+
+    /// The planned step has run; its request has `computed` tokens now.
+    pub fn complete(&mut self, memory: &mut Memory, computed: u32) {
+        let at = self.writing.take().expect("a step was planned");
+        if let Current::Shared(snapshot) = std::mem::replace(&mut self.current, Current::Own(at)) {
+            memory.index.unpin_snapshot(snapshot);
+        }
+        if computed.is_multiple_of(memory.page_tokens()) {
+            self.kept = Some(Kept { at, tokens: computed });
+        } else if self.kept.is_some_and(|kept| kept.at == at) {
+            self.kept = None;
+        }
+    }
+
+    /// Tokens of the state that could be stored.
+    pub fn kept_tokens(&self) -> Option<u32> {
+        self.kept.map(|kept| kept.tokens)
+    }
+
+    /// Store the kept state at `node`, the page it ends, and go on reading it there. False, and nothing changes, if that
+    /// would leave no slot to write to: with `may_evict`, another snapshot may be given up for one.
+    pub fn share(&mut self, memory: &mut Memory, node: NodeId, may_evict: bool) -> bool {
+        let Some(kept) = self.kept else { return false };
+        if memory.index.has_snapshot(node) {
+            memory.index.touch_snapshot(node);
+            return false;
+        }
+        let other = 1 - kept.at;
+        if self.own[other].is_none() {
+            self.own[other] = if may_evict { memory.take_state() } else { memory.take_free_state() };
+        }
+        if self.own[other].is_none() {
+            return false;
+        }
+        memory.index.store_snapshot(node, self.own[kept.at].take().expect("kept in it"));
+        self.kept = None;
+        if matches!(self.current, Current::Own(at) if at == kept.at) {
+            self.current = Current::Shared(memory.index.pin_snapshot(node));
+        }
+        true
+    }
+
+    /// End: store the kept state at `node` unless there is one, and give everything else back.
+    pub fn close(mut self, memory: &mut Memory, node: Option<NodeId>) {
+        if let Current::Shared(snapshot) = std::mem::replace(&mut self.current, Current::Start) {
+            memory.index.unpin_snapshot(snapshot);
+        }
+        if let (Some(node), Some(kept)) = (node, self.kept) {
+            if memory.index.has_snapshot(node) {
+                memory.index.touch_snapshot(node);
+            } else {
+                memory.index.store_snapshot(node, self.own[kept.at].take().expect("kept in it"));
+            }
+        }
+        self.own.into_iter().flatten().for_each(|slot| memory.give_state(slot));
+    }
+
+    fn any(&self) -> Option<usize> {
+        self.own.iter().position(Option::is_some)
+    }
+
+    fn slot(&self, at: usize) -> u32 {
+        self.own[at].as_ref().expect("an own slot").index()
+    }
+
+    /// Slots owned.
+    pub fn slots(&self) -> impl Iterator<Item = u32> + '_ {
+        self.own.iter().flatten().map(Handle::index)
+    }
+
+    /// Node of the snapshot being read.
+    pub fn pinned_node(&self) -> Option<u32> {
+        match &self.current {
+            Current::Shared(snapshot) => Some(snapshot.node()),
+            Current::Start | Current::Own(_) => None,
+        }
+    }
+}
