@@ -49,6 +49,19 @@ impl EngineState {
         self.memory.index.pages()
     }
 
+    /// State slots the prefix cache owns.
+    pub fn cached_states(&self) -> impl Iterator<Item = u32> + '_ {
+        self.memory.index.snapshot_slots()
+    }
+
+    /// State slots of each request that holds memory: the one it goes on in, and one more it may keep.
+    pub fn held_states(&self) -> impl Iterator<Item = (RequestId, u32)> + '_ {
+        self.queues.iter_running().flat_map(|running| {
+            let (body, active) = running.parts();
+            active.lease.states().map(|slot| (body.id, slot))
+        })
+    }
+
     /// Cache namespaces with requests or cached pages.
     pub fn n_namespaces(&self) -> usize {
         self.memory.index.n_namespaces()

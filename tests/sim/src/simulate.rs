@@ -219,7 +219,6 @@ impl<'s> Simulation<'s> {
         if let Some(failure) = self.registered.world.lock().failure.take() {
             return Err(Failure { what: format!("tick {}: {}", self.tick, failure.what), ..failure });
         }
-        self.doubt();
         for _ in 0..stall {
             self.tick += 1;
             self.arrive()?;
@@ -244,8 +243,14 @@ impl<'s> Simulation<'s> {
     /// continued, because it has another text there, and that no earlier life of the same request did.
     fn doubt(&mut self) {
         let mut world = self.registered.world.lock();
-        let Some((id, _)) = world.poisoned else { return };
-        let own = &self.ears.asked[&id].alone;
+        let Some((id, _)) = world.poisoned.take() else { return };
+        let asked = &self.ears.asked[&id];
+        // Aborted meanwhile: nobody has looked at the logits.
+        if !matches!(asked.heard.last(), Some(Event::Failed { .. })) {
+            return;
+        }
+        self.promises.doubt();
+        let own = &asked.alone;
         let others = self
             .ears
             .asked
@@ -262,11 +267,9 @@ impl<'s> Simulation<'s> {
     fn settle(&mut self) -> Result<bool, Failure> {
         let holders: Vec<Holder> = self.engine.holders().collect();
         self.watch.after_step(&holders);
+        self.doubt();
         let ears = &self.ears;
         let mut world = self.registered.world.lock();
-        if world.poisoned.take().is_some() {
-            self.promises.doubt();
-        }
         world.truths.retain(|id, _| holders.iter().any(|holder| holder.id == *id) || !ears.asked[id].is_over);
         drop(world);
         self.promises.ended(ears);
@@ -319,6 +322,8 @@ impl<'s> Simulation<'s> {
         let held = |h: &Holder| Held { id: h.id, table_row: h.table_row, computed: h.computed, planned: h.planned };
         world.held = holders.iter().map(held).collect();
         world.cached_pages = self.engine.cached_pages().collect();
+        world.cached_states = self.engine.cached_states().collect();
+        world.held_states = self.engine.held_states().map(|(id, slot)| (slot, id)).collect();
         world.fault = fault;
     }
 

@@ -109,6 +109,10 @@ pub struct World {
     pub held: Vec<Held>,
     /// Pages the cache owns.
     pub cached_pages: BTreeSet<u32>,
+    /// State slots the cache owns.
+    pub cached_states: BTreeSet<u32>,
+    /// State slots of requests, each with its owner.
+    pub held_states: BTreeMap<u32, RequestId>,
     /// What goes wrong in this step.
     pub fault: Option<StepFault>,
     /// The first thing found wrong.
@@ -121,8 +125,6 @@ pub struct World {
     pub(crate) pages: Vec<Vec<PageNotes>>,
     /// `[component][block]`: index into `held` of the one holder of the page, in the step that runs.
     pub(crate) owners: Vec<Vec<Owner>>,
-    /// State slot of each holder.
-    pub(crate) slots: BTreeMap<RequestId, u32>,
     /// Steps that ran.
     pub n_steps: u64,
     /// Rows that went on in another state slot than they came from.

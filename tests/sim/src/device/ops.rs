@@ -122,7 +122,7 @@ impl Prepared {
     /// From the tables of all that hold memory; only to notice what is used twice.
     fn find_owners(&self, world: &mut World) {
         let block_tokens = world.sizes.block_tokens;
-        let World { held, pages, owners, slots, .. } = world;
+        let World { held, pages, owners, .. } = world;
         owners.resize_with(self.operands.len(), Vec::new);
         pages.resize_with(self.operands.len(), Vec::new);
         for (component, table) in self.operands.iter().enumerate() {
@@ -143,7 +143,6 @@ impl Prepared {
                 }
             }
         }
-        slots.retain(|id, _| held.iter().any(|holder| holder.id == *id));
     }
 
     fn embedding(&self, world: &mut World, step: &StepView<'_>) -> Outcome {
@@ -264,7 +263,6 @@ impl Prepared {
             }
             last.count += 1;
             store(state, row.state_write as usize * width, if is_rubbish { Record::default() } else { last });
-            world.slots.insert(holder.id, row.state_write);
         }
         Ok(())
     }
@@ -341,7 +339,7 @@ fn check_rows(world: &mut World, step: &StepView<'_>) -> Outcome {
             wrong = Some(format!("does not match {holder:?}, first token {next_token}"));
         } else if row.query_len == 0 || end > len {
             wrong = Some(format!("ends at {end} of {len} tokens"));
-        } else if end < len && !end.is_multiple_of(sizes.chunk_grid) {
+        } else if end < len && !end.is_multiple_of(sizes.chunk_grid) && !end.is_multiple_of(sizes.block_tokens) {
             wrong = Some(format!("ends at {end} of {len}, off the grid of {}", sizes.chunk_grid));
         } else if row.query_len > sizes.chunk_cap {
             wrong = Some(format!("has {} tokens, the cap is {}", row.query_len, sizes.chunk_cap));
@@ -379,8 +377,11 @@ fn check_slots(world: &World, holder: &Held, row: &ts_step_row, step: &StepView<
     if row.computed > 0 && (row.state_read == 0 || row.state_read >= states) {
         return Err(format!("reads state slot {} of {states}", row.state_read));
     }
-    if let Some((other, _)) = world.slots.iter().find(|(id, slot)| **id != holder.id && **slot == row.state_write) {
-        return Err(format!("writes state slot {}, the state of {other:?}", row.state_write));
+    if world.cached_states.contains(&row.state_write) {
+        return Err(format!("writes state slot {}, which the cache owns", row.state_write));
+    }
+    if let Some(other) = world.held_states.get(&row.state_write).filter(|other| **other != holder.id) {
+        return Err(format!("writes state slot {}, which {other:?} owns", row.state_write));
     }
     let others = step.rows.iter().filter(|other| other.table_row != row.table_row);
     for other in others {
