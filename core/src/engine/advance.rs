@@ -2,6 +2,7 @@
 
 use super::{Counters, Deliver, EngineConfig};
 use crate::{
+    bug::seeded,
     cache::memory::Memory,
     request::{Event, FinishReason, TokenLogprobs},
     sampler::{RowContext, SampleError, Sampler},
@@ -30,6 +31,7 @@ impl Taker<'_, '_> {
     /// Take in one request; `None` once it has ended.
     pub fn take_in(&mut self, running: Running) -> Option<Running> {
         let mut sequence = match running {
+            Running::Leaving(_) if seeded!(AbortKeepsPages) => return None,
             Running::Leaving(sequence) => {
                 sequence.drop_memory(self.memory).close(self.memory);
                 return None;
@@ -94,7 +96,8 @@ impl Taker<'_, '_> {
             n_generated: body.n_generated(),
             eos_ids: if body.sampling.ignore_eos { &[] } else { &config.eos_ids },
         };
-        let row = row_of(self.logits, config, active.first_logit_row + active.n_prompt_logit_rows);
+        let n_before = if seeded!(PromptRowsShiftTheSample) { 0 } else { active.n_prompt_logit_rows };
+        let row = row_of(self.logits, config, active.first_logit_row + n_before);
         let choice = match self.sampler.sample(row, &context) {
             Ok(choice) => choice,
             Err(error) => return self.fail(sequence, error),
@@ -102,11 +105,14 @@ impl Taker<'_, '_> {
         let is_first = !body.is_started;
         self.start(body);
         body.tokens.push(choice.id);
-        body.history.push(choice.id);
+        if !(is_first && seeded!(FirstTokenIsNotPenalised)) {
+            body.history.push(choice.id);
+        }
         self.counters.generation_tokens += 1;
         (self.deliver)(body.id, Event::Token { id: choice.id, logprobs: choice.logprobs });
         let is_eos = !body.sampling.ignore_eos && config.eos_ids.contains(&choice.id);
-        if is_eos || body.sampling.stop_token_ids.contains(&choice.id) {
+        let is_hidden = seeded!(LengthHidesStop) && body.len() == body.max_len;
+        if (is_eos || body.sampling.stop_token_ids.contains(&choice.id)) && !is_hidden {
             return self.finish(sequence, FinishReason::Stop);
         }
         if body.len() == body.max_len {
@@ -131,8 +137,8 @@ impl Taker<'_, '_> {
     fn fail<S: HoldsMemory>(&mut self, sequence: Sequence<S>, error: SampleError) -> Option<Running> {
         let id = sequence.body.id;
         match error {
-            SampleError::NotFinite { .. } => sequence.discard(self.memory),
-            SampleError::NothingLeft => sequence.drop_memory(self.memory),
+            SampleError::NotFinite { .. } if !seeded!(DoubtfulPagesStayCached) => sequence.discard(self.memory),
+            SampleError::NotFinite { .. } | SampleError::NothingLeft => sequence.drop_memory(self.memory),
         }
         .close(self.memory);
         self.counters.fail();

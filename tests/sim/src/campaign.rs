@@ -115,8 +115,26 @@ fn describe(s: &Scenario) -> String {
     text
 }
 
-/// The engine's assertions are findings, reported with their seed; their backtraces would only be in the way.
+thread_local!(static IS_SIMULATING: std::cell::Cell<bool> = const { std::cell::Cell::new(false) });
+
+/// The engine's assertions are findings, reported with their seed; their backtraces would only be in the way. Panics
+/// outside of [`simulating`] are printed as ever.
 pub fn silence_panics() {
     static ONCE: std::sync::Once = std::sync::Once::new();
-    ONCE.call_once(|| std::panic::set_hook(Box::new(|_| {})));
+    ONCE.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if !IS_SIMULATING.get() {
+                before(info);
+            }
+        }));
+    });
+}
+
+/// Run something whose panics are caught and reported.
+pub(crate) fn simulating<T>(run: impl FnOnce() -> T) -> T {
+    IS_SIMULATING.set(true);
+    let result = run();
+    IS_SIMULATING.set(false);
+    result
 }

@@ -64,6 +64,8 @@ pub struct Tally {
     pub promised: u64,
     /// Requests that lost their memory.
     pub preemptions: u64,
+    /// Most times that one request did.
+    pub preempted_most: u64,
     /// Aborts that hit a request.
     pub aborts: u64,
     /// Requests that failed by themselves.
@@ -87,6 +89,7 @@ impl std::ops::AddAssign for Tally {
         self.hybrid_hits += o.hybrid_hits;
         self.promised += o.promised;
         self.preemptions += o.preemptions;
+        self.preempted_most = self.preempted_most.max(o.preempted_most);
         self.aborts += o.aborts;
         self.failed += o.failed;
         self.step_failures += o.step_failures;

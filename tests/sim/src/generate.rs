@@ -20,16 +20,30 @@ const PADDING_IDS: u32 = 3;
 pub fn scenario(seed: u64) -> Scenario {
     let rng = &mut Rng::new(seed, 1);
     let is_long = rng.one_in(40);
-    let config = config(rng, is_long);
+    let mood = rng.pick(&[Mood::Mixed, Mood::Mixed, Mood::Calm, Mood::Crowded, Mood::Poisoned]);
+    let mut config = config(rng, is_long, mood);
+    let pages = config.blocks_per_row;
+    match mood {
+        Mood::Mixed | Mood::Poisoned => {}
+        Mood::Calm => {
+            config.prefix_cache = true;
+            config.components.iter_mut().for_each(|component| component.n_blocks = component.n_blocks.max(pages * 30));
+        }
+        Mood::Crowded => {
+            let n_blocks = 1 + pages + rng.below(pages + 2);
+            let paged = config.components.iter_mut().filter(|component| component.class == ComponentClass::Paged);
+            paged.for_each(|component| component.n_blocks = n_blocks);
+        }
+    }
     let n_arrivals = if is_long { rng.between(1, 10) } else { rng.pick(&[2, 6, 12, 24, 40]) };
-    let n_arrivals = rng.between(1, n_arrivals);
-    let arrivals = arrivals(rng, &config, n_arrivals);
+    let n_arrivals = if mood == Mood::Crowded { n_arrivals.max(6) } else { rng.between(1, n_arrivals) };
+    let arrivals = arrivals(rng, &config, n_arrivals, mood);
     let last_tick = arrivals.last().map_or(0, |arrival| arrival.tick) + 40;
     Scenario {
         seed,
         via: if rng.one_in(4) { Via::Walker } else { Via::Program },
         refuses_fused: rng.one_in(4),
-        faults: faults(rng, last_tick),
+        faults: faults(rng, last_tick, mood),
         load_faults: load_faults(rng),
         repeats: rng.one_in(16),
         varies: !is_long && rng.one_in(10),
@@ -38,8 +52,12 @@ pub fn scenario(seed: u64) -> Scenario {
     }
 }
 
-fn config(rng: &mut Rng, is_long: bool) -> EngineConfig {
-    let block_tokens = if is_long { rng.pick(&[16, 32, 64]) } else { rng.pick(&[1, 2, 3, 4, 8, 16]) };
+fn config(rng: &mut Rng, is_long: bool, mood: Mood) -> EngineConfig {
+    let block_tokens = match (is_long, mood) {
+        (true, _) => rng.pick(&[16, 32, 64]),
+        (false, Mood::Crowded) => rng.pick(&[1, 1, 2, 4]),
+        (false, _) => rng.pick(&[1, 2, 3, 4, 8, 16]),
+    };
     let max_model_len = match is_long {
         false => rng.between(4, 100),
         true if rng.one_in(20) => 20_000,
@@ -48,9 +66,9 @@ fn config(rng: &mut Rng, is_long: bool) -> EngineConfig {
     let n_ids = rng.pick(&[2, 5, 21, 60]);
     let pages = max_model_len.div_ceil(block_tokens);
     // From barely enough for one request to plenty for all.
-    let n_blocks = 1 + pages + rng.pick(&[0, 1, pages / 2, pages, pages * 6, pages * 40]);
+    let n_blocks = 1 + pages + rng.pick(&[0, 1, pages / 4, pages / 2, pages, pages * 6, pages * 40]);
     let mut config = EngineConfig::paged(max_model_len, block_tokens, n_blocks, n_ids + PADDING_IDS);
-    let max_num_seqs = rng.pick(&[1, 3, 8, 16]);
+    let max_num_seqs = rng.pick(&[1, 3, 8, 8, 16]);
     config.max_num_seqs = rng.between(1, max_num_seqs);
     config.table_rows = config.max_num_seqs + rng.below(2);
     config.blocks_per_row = pages + rng.below(2);
@@ -86,26 +104,52 @@ struct Habits {
     n_salts: u32,
     priorities: Vec<i32>,
     fresh: Vec<u32>,
+    max_tokens: Vec<u32>,
     samples: bool,
     penalises: bool,
     reports: u32,
+    talks_on: bool,
 }
 
-fn arrivals(rng: &mut Rng, config: &EngineConfig, n: u32) -> Vec<Arrival> {
+/// What a seed is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mood {
+    /// Everything, faults included.
+    Mixed,
+    /// Plenty of memory, time between turns and nothing wrong: then what must be cached is known.
+    Calm,
+    /// Many logits that are not finite, and turns after them.
+    Poisoned,
+    /// Long answers, all at once, in little memory: preemption.
+    Crowded,
+}
+
+fn arrivals(rng: &mut Rng, config: &EngineConfig, n: u32, mood: Mood) -> Vec<Arrival> {
     let long = config.max_model_len;
-    let habits = Habits {
+    let mut habits = Habits {
         gap: rng.pick(&[0, 0, 2, 10, 60]),
-        turn_rate: rng.pick(&[0, 2, 4]),
+        turn_rate: rng.pick(&[0, 2, 2, 4]),
         fork_rate: rng.pick(&[2, 8, 1000]),
         edit_rate: rng.pick(&[3, 10, 1000]),
         abort_rate: rng.pick(&[0, 0, 3, 10]),
         n_salts: rng.pick(&[1, 1, 2, 4]),
         priorities: rng.pick(&[vec![0], vec![0], vec![0, 0, 0, -1, 3]]),
         fresh: rng.pick(&[vec![0, 1, 3, 9], vec![0, 1], vec![long / 4, long / 2], vec![1, 2, long]]),
+        max_tokens: rng.pick(&[vec![0, 1, 2, 5, 12, 40, 400], vec![1, 2, 3], vec![30, 400], vec![400]]),
         samples: rng.one_in(2),
         penalises: rng.one_in(3),
         reports: rng.pick(&[2, 6, 1000]),
+        talks_on: false,
     };
+    match mood {
+        Mood::Mixed => {}
+        Mood::Poisoned => (habits.turn_rate, habits.n_salts, habits.fresh) = (2, 1, vec![long / 4, 3]),
+        Mood::Calm => (habits.abort_rate, habits.turn_rate, habits.gap) = (0, 2, rng.pick(&[2, 10, 60])),
+        Mood::Crowded => {
+            (habits.max_tokens, habits.gap, habits.talks_on) = (vec![40, 400], rng.pick(&[0, 2]), true);
+            habits.priorities = vec![0, 0, -1, 3];
+        }
+    }
     let mut tick = 0;
     let mut arrivals: Vec<Arrival> = Vec::new();
     while (arrivals.len() as u32) < n {
@@ -152,7 +196,7 @@ fn arrivals(rng: &mut Rng, config: &EngineConfig, n: u32) -> Vec<Arrival> {
 
 fn sampling(rng: &mut Rng, config: &EngineConfig, habits: &Habits) -> SamplingParams {
     let n_ids = config.tokenizer_vocab_size;
-    let max_tokens = rng.pick(&[0, 1, 2, 5, 12, 40, u32::MAX]).min(400);
+    let max_tokens = rng.pick(&habits.max_tokens);
     let mut s = SamplingParams { temperature: 0.0, seed: rng.bits(), max_tokens, ..SamplingParams::default() };
     if habits.samples {
         s.temperature = rng.pick(&[0.0, 0.7, 1.5]);
@@ -169,8 +213,8 @@ fn sampling(rng: &mut Rng, config: &EngineConfig, habits: &Habits) -> SamplingPa
         s.bad_words = rng.pick(&[vec![], vec![vec![b, c]]]);
     }
     s.min_tokens = rng.pick(&[0, 0, 4]).min(max_tokens);
-    s.stop_token_ids = if rng.one_in(3) { vec![rng.below(n_ids)] } else { vec![] };
-    s.ignore_eos = rng.one_in(2);
+    s.stop_token_ids = if !habits.talks_on && rng.one_in(3) { vec![rng.below(n_ids)] } else { vec![] };
+    s.ignore_eos = habits.talks_on || rng.one_in(2);
     if rng.one_in(habits.reports) {
         s.logprobs = rng.pick(&[None, Some(0), Some(3.min(n_ids))]);
         s.prompt_logprobs = rng.pick(&[None, None, Some(2)]);
@@ -178,8 +222,11 @@ fn sampling(rng: &mut Rng, config: &EngineConfig, habits: &Habits) -> SamplingPa
     s
 }
 
-fn faults(rng: &mut Rng, last_tick: u32) -> Vec<(u32, Fault)> {
+fn faults(rng: &mut Rng, last_tick: u32, mood: Mood) -> Vec<(u32, Fault)> {
     let mut faults = Vec::new();
+    if matches!(mood, Mood::Calm | Mood::Crowded) {
+        return faults;
+    }
     let mut some = |rng: &mut Rng, one_seed_in: u32, rates: &[u32], make: &dyn Fn(&mut Rng) -> Fault| {
         if rng.one_in(one_seed_in) {
             let rate = rng.pick(rates);
@@ -189,7 +236,8 @@ fn faults(rng: &mut Rng, last_tick: u32) -> Vec<(u32, Fault)> {
     };
     some(rng, 6, &[60, 15], &|_| Fault::Step(StepFault::Fails));
     some(rng, 12, &[80, 30], &|_| Fault::Step(StepFault::Lost));
-    some(rng, 4, &[40, 8], &|rng| Fault::Step(StepFault::NotFinite(rng.below(64))));
+    let (one_seed_in, rates) = if mood == Mood::Poisoned { (1, [20, 6]) } else { (4, [40, 10]) };
+    some(rng, one_seed_in, &rates, &|rng| Fault::Step(StepFault::NotFinite(rng.below(64))));
     some(rng, 3, &[20, 4], &|rng| Fault::Stall(rng.between(1, 12)));
     some(rng, 4, &[20], &|rng| Fault::Clock(rng.pick(&[-1_000_000_000_000, 1, 3_600_000_000_000, i64::MAX / 4])));
     some(rng, 3, &[10, 30], &|rng| Fault::StepTokens(rng.pick(&[0, 1, 7, 40, u32::MAX])));

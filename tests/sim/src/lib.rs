@@ -18,6 +18,8 @@ pub mod device;
 pub mod ears;
 pub mod fingerprint;
 pub mod generate;
+#[cfg(debug_assertions)]
+pub mod hunt;
 pub mod model;
 pub mod rng;
 pub mod scenario;

@@ -24,6 +24,7 @@ use tokenspeed_core::{
 
 use crate::{
     alone::Alone,
+    campaign::simulating,
     check::{Check, Failure, ensure},
     ears::{Asked, EarlyEnd, Ears, Tally},
     model::{self, DeviceChoice, OpenError},
@@ -61,10 +62,11 @@ pub fn examine(scenario: &Scenario) -> Result<Tally, Failure> {
 
 /// Run a scenario once; a panic of the engine is a failure.
 pub fn run(backend: &Backend, scenario: &Scenario) -> Result<Outcome, Failure> {
-    let outcome = catch_unwind(AssertUnwindSafe(|| {
+    let simulate = || {
         load_faults(backend, scenario)?;
         Simulation::new(backend, scenario)?.run()
-    }));
+    };
+    let outcome = simulating(|| catch_unwind(AssertUnwindSafe(simulate)));
     outcome.unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
         Err(Failure::new(Check::Assertion, text.unwrap_or("a panic without words")))
@@ -197,7 +199,9 @@ impl<'s> Simulation<'s> {
         self.now_ns = self.now_ns.saturating_add(1000);
         let plan = self.engine.plan(self.now_ns, &mut self.step);
         let holders: Vec<Holder> = self.engine.holders().collect();
-        self.watch.planned(&holders, &self.ranks())?;
+        let metrics = self.engine.metrics();
+        let n_available = metrics.pages_total - metrics.pages_used + metrics.pages_cached;
+        self.watch.planned(&holders, &self.open(), n_available)?;
         self.conserve()?;
         let Some(plan) = plan else {
             let open = self.ears.open().next().map(|(id, _)| *id);
@@ -209,7 +213,7 @@ impl<'s> Simulation<'s> {
             format!("steps ran out with requests (id, label) {open:?} not ended")
         })?;
         self.steps_left -= 1;
-        self.promises.planned(&self.engine.metrics());
+        self.promises.looked_at(&metrics);
         if !self.promises.is_on() {
             self.ears.asked.values_mut().for_each(|asked| asked.must_hit = None);
         }
@@ -272,6 +276,7 @@ impl<'s> Simulation<'s> {
         let mut world = self.registered.world.lock();
         world.truths.retain(|id, _| holders.iter().any(|holder| holder.id == *id) || !ears.asked[id].is_over);
         drop(world);
+        self.promises.looked_at(&self.engine.metrics());
         self.promises.ended(ears);
         self.conserve()?;
         Ok(true)
@@ -313,8 +318,9 @@ impl<'s> Simulation<'s> {
             .map_or(Ok(()), |f| Err(Failure { what: format!("tick {}: {}", self.tick, f.what), ..f }))
     }
 
-    fn ranks(&self) -> BTreeMap<tokenspeed_core::request::RequestId, Rank> {
-        self.ears.open().map(|(id, asked)| (*id, (asked.alone.request.priority, id.0))).collect()
+    fn open(&self) -> BTreeMap<tokenspeed_core::request::RequestId, (Rank, u32)> {
+        let entry = |asked: &Asked, id: u64| ((asked.alone.request.priority, id), asked.alone.tokens().len() as u32);
+        self.ears.open().map(|(id, asked)| (*id, entry(asked, id.0))).collect()
     }
 
     fn tell_world(&mut self, holders: &[Holder], fault: Option<StepFault>) {
@@ -465,6 +471,7 @@ impl<'s> Simulation<'s> {
     fn keep(&mut self) {
         let mut tally = std::mem::take(&mut self.ears.tally);
         tally.preemptions += self.engine.metrics().preemptions;
+        tally.preempted_most = self.watch.preempted_most();
         let world = self.registered.world.lock();
         (tally.steps, tally.state_moves) = (world.n_steps, world.n_state_moves);
         drop(world);

@@ -1,31 +1,45 @@
-//! What must be in the cache: text that was computed to its end before a request came, as long as no page was ever needed
-//! for something else and nothing happened that puts pages in doubt. A cache that never hits, or forgets what it had no
-//! reason to forget, does not show in any text.
+//! What must be in the cache: text that was computed to its end before a request came, as long as no page and no state
+//! slot was ever needed for something else and nothing happened that puts them in doubt. A cache that never hits, or
+//! forgets what it had no reason to forget, does not show in any text.
+//!
+//! Models without recurrent state resume at every page. Those with one resume where a state is stored: at least at the
+//! last boundary before a prompt's last token (the same prompt again, another answer) and at the last boundary of what
+//! was computed (the next turn).
+
+use std::collections::BTreeSet;
 
 use tokenspeed_core::{
     client::Metrics,
     engine::{ComponentClass, EngineConfig},
-    request::Request,
+    request::{Request, RequestId},
 };
 
 use crate::ears::Ears;
 
-/// Texts that are cached for sure.
+/// A text that is cached for sure.
+#[derive(Debug)]
+struct Text {
+    salt: Option<String>,
+    tokens: Vec<u32>,
+    n_prompt: u32,
+}
+
+/// All of them.
 #[derive(Debug)]
 pub struct Promises {
-    /// (salt, tokens).
-    texts: Vec<(Option<String>, Vec<u32>)>,
-    /// Labels already looked at.
-    n_seen: std::collections::BTreeSet<u64>,
+    texts: Vec<Text>,
+    seen: BTreeSet<RequestId>,
     is_on: bool,
-    block_tokens: u32,
+    has_state: bool,
+    page_tokens: u32,
 }
 
 impl Promises {
-    /// Nothing is promised of models with a recurrent state: where they can resume is a matter of policy.
+    /// Nothing is cached yet.
     pub fn new(config: &EngineConfig) -> Self {
-        let is_on = config.prefix_cache && config.components_of(ComponentClass::State).next().is_none();
-        Self { texts: Vec::new(), n_seen: Default::default(), is_on, block_tokens: config.block_tokens }
+        let has_state = config.components_of(ComponentClass::State).next().is_some();
+        let (is_on, page_tokens) = (config.prefix_cache, config.block_tokens);
+        Self { texts: Vec::new(), seen: BTreeSet::new(), is_on, has_state, page_tokens }
     }
 
     /// False once cached text may have been lost: promises made before are off too.
@@ -33,9 +47,10 @@ impl Promises {
         self.is_on
     }
 
-    /// A step was planned: a full pool may have lost cached pages.
-    pub fn planned(&mut self, metrics: &Metrics) {
+    /// A step was planned or taken in: full pools may have lost what was cached.
+    pub fn looked_at(&mut self, metrics: &Metrics) {
         self.is_on &= metrics.pages_used < metrics.pages_total;
+        self.is_on &= !self.has_state || metrics.states_used < metrics.states_total;
     }
 
     /// Pages may have been dropped.
@@ -54,11 +69,16 @@ impl Promises {
             return;
         }
         for (id, asked) in ears.asked.iter().filter(|(_, asked)| asked.is_whole) {
-            if self.n_seen.insert(id.0) {
+            if self.seen.insert(*id) {
                 // The last generated token was never computed.
                 let tokens = asked.alone.tokens();
                 let n_computed = tokens.len() - usize::from(asked.alone.n_generated() > 0);
-                self.texts.push((asked.alone.request.cache_salt.clone(), tokens[..n_computed].to_vec()));
+                let request = &asked.alone.request;
+                self.texts.push(Text {
+                    salt: request.cache_salt.clone(),
+                    tokens: tokens[..n_computed].to_vec(),
+                    n_prompt: request.prompt.len() as u32,
+                });
             }
         }
     }
@@ -68,10 +88,18 @@ impl Promises {
         if !self.is_on || request.sampling.prompt_logprobs.is_some() {
             return None;
         }
-        let shared = |tokens: &[u32]| tokens.iter().zip(&request.prompt).take_while(|(a, b)| a == b).count();
-        let same_salt = self.texts.iter().filter(|(salt, _)| *salt == request.cache_salt);
-        let longest = same_salt.map(|(_, tokens)| shared(tokens)).max().unwrap_or(0);
-        let pages = longest.min(request.prompt.len() - 1) as u32 / self.block_tokens;
-        Some(pages * self.block_tokens)
+        let same_salt = self.texts.iter().filter(|text| text.salt == request.cache_salt);
+        Some(same_salt.map(|text| self.resumable(text, &request.prompt)).max().unwrap_or(0))
+    }
+
+    /// The deepest boundary where `prompt` can go on from `text`; its last token is always computed.
+    fn resumable(&self, text: &Text, prompt: &[u32]) -> u32 {
+        let shared = text.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count().min(prompt.len() - 1) as u32;
+        let boundary = |tokens: u32| tokens / self.page_tokens * self.page_tokens;
+        if !self.has_state {
+            return boundary(shared);
+        }
+        let stored = [text.n_prompt - 1, text.tokens.len() as u32].map(boundary);
+        stored.into_iter().filter(|tokens| *tokens <= shared).max().unwrap_or(0)
     }
 }
