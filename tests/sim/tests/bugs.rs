@@ -42,8 +42,12 @@ fn every_seeded_bug_is_found() {
 fn every_seeded_bug_is_documented() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reliability.md");
     let text = std::fs::read_to_string(path).unwrap();
-    let listed: Vec<&str> =
-        text.lines().filter_map(|line| line.strip_prefix("| `")?.split_once('`')).map(|l| l.0).collect();
+    let listed: Vec<&str> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `")?.split_once('`'))
+        .map(|l| l.0)
+        .filter(|name| !name.contains(' '))
+        .collect();
     let bugs: Vec<&str> = Bug::ALL.iter().map(|bug| bug.name()).collect();
     assert_eq!(listed, bugs);
 }
