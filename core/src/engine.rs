@@ -9,6 +9,7 @@
 
 mod advance;
 mod config;
+pub mod inspect;
 mod parts;
 mod replay;
 #[cfg(test)]
@@ -20,6 +21,7 @@ use parts::StepParts;
 use replay::Replay;
 
 use crate::{
+    bug::seeded,
     cache::memory::{Memory, MemorySize},
     client::{Limits, Metrics},
     request::{Event, FinishReason, Request, RequestId},
@@ -286,7 +288,9 @@ impl EngineState {
         } else {
             return false;
         };
-        self.counters.finish(FinishReason::Abort);
+        if !seeded!(AbortIsNotCounted) {
+            self.counters.finish(FinishReason::Abort);
+        }
         deliver(id, Event::Finished { reason: FinishReason::Abort, usage });
         true
     }
@@ -303,7 +307,7 @@ impl EngineState {
     fn leave(&mut self, at: usize) -> bool {
         let running = self.queues.running[at].take().expect("no request is changing state");
         let was_leaving = matches!(running, Running::Leaving(_));
-        if running.parts().1.planned > 0 {
+        if running.parts().1.planned > 0 && !seeded!(AbortFreesBeforeTheStepEnds) {
             self.queues.running[at] = Some(Running::Leaving(match running {
                 Running::Prefilling(sequence) => sequence.leave(),
                 Running::Decoding(sequence) => sequence.leave(),
@@ -449,7 +453,7 @@ impl EngineState {
 
     /// Drop every cached prefix; returns how many pages that freed.
     pub fn flush_cache(&mut self) -> Result<u32, FlushError> {
-        if !self.is_idle() {
+        if !self.is_idle() && !seeded!(FlushIgnoresRunningRequests) {
             return Err(FlushError { requests: self.queues.running.len() + self.queues.waiting.len() });
         }
         Ok(self.memory.flush())

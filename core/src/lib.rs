@@ -1,6 +1,7 @@
 //! The vendor-neutral engine: a pure state machine (scheduler, prefix cache, sampler, lowering) and, apart from it, the
 //! thin driver that runs it on threads.
 #![deny(missing_docs)]
+pub mod bug;
 pub mod cache;
 pub mod client;
 pub mod driver;

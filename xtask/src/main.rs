@@ -11,6 +11,7 @@ mod kimi_vocabulary;
 mod ops_document;
 mod python;
 mod rust_text;
+mod sim;
 mod test;
 mod tidy;
 mod tree;
@@ -22,6 +23,8 @@ use std::process::ExitCode;
 const USAGE: &str = "usage: cargo xtask <task>
   tidy              formatting, clippy, layering, forbidden words, dead files, unsafe code, header drift
   test [--long]     install what tests need, build, run every test
+  sim [--seeds N] [--minutes M] [--from SEED] [--jobs J]
+                    simulate the engine on a device that verifies what it is given
   demo              build, fetch a small model, serve it, ask it one question
   header [--check]  write (or compare) what is generated: the C header and docs/ops.md
   kimi-vocabulary   make the rank file and texts that a long test compares with
@@ -34,6 +37,7 @@ fn main() -> ExitCode {
         ["tidy"] => tidy::run(),
         ["test"] => test::run(false),
         ["test", "--long"] => test::run(true),
+        ["sim", options @ ..] => sim::run(options),
         ["demo"] => demo::run(),
         ["header"] => header::run(false).and_then(|()| ops_document::run(false)),
         ["header", "--check"] => header::run(true).and_then(|()| ops_document::run(true)),

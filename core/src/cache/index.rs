@@ -14,6 +14,7 @@ use super::{
     pool::{Handle, Page, StateSlot},
     snapshots::{SnapshotRef, Snapshots},
 };
+use crate::bug::seeded;
 
 /// A cached page, as a number without rights: valid until the next change of the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,6 +140,7 @@ impl PrefixIndex {
         path: &mut Vec<NodeId>,
     ) {
         path.clear();
+        let max_pages = if seeded!(NothingIsEverFound) { 0 } else { max_pages };
         let mut parent = Parent::Root(namespace.index);
         for (&hash, page) in hashes.iter().zip(tokens.chunks_exact(self.page_tokens)).take(max_pages) {
             let Some(node) = self.child(parent, hash, page) else { break };
@@ -156,7 +158,8 @@ impl PrefixIndex {
         while at != NONE {
             let node = self.node(at);
             // The tokens and the parent decide; the hash only saves comparing them.
-            if node.hash == hash && node.parent == parent && self.tokens_of(at) == tokens {
+            let has_parent = node.parent == parent || seeded!(PageIsFoundWithoutItsHistory);
+            if node.hash == hash && has_parent && self.tokens_of(at) == tokens {
                 return Some(at);
             }
             at = node.next_in_bucket;
@@ -181,7 +184,7 @@ impl PrefixIndex {
         let node = self.node_mut(at);
         node.pins += 1;
         let (pins, page) = (node.pins, node.page.index());
-        if pins == 1 {
+        if pins == 1 && !seeded!(HeldPageIsEvicted) {
             self.unpinned.remove(at);
         }
         PageRef { node: at, page }
@@ -236,13 +239,14 @@ impl PrefixIndex {
 
     /// Forget the page unused for longest and return it; never one in use or with a cached continuation.
     pub fn evict(&mut self) -> Option<Evicted> {
-        let at = self.unpinned.oldest()?;
+        let newest = seeded!(NewestIsEvictedFirst).then(|| self.unpinned.iter().last()).flatten();
+        let at = newest.or(self.unpinned.oldest())?;
         self.unpinned.remove(at);
         Some(self.remove(at))
     }
 
     fn remove(&mut self, at: u32) -> Evicted {
-        let snapshot = self.snapshots.take(at);
+        let snapshot = if seeded!(SnapshotOutlivesItsPages) { None } else { self.snapshots.take(at) };
         let node = self.nodes[at as usize].take().expect("the node is in use");
         assert!(node.pins == 0 && node.children == 0, "a page in use or with a continuation is never a victim");
         match node.parent {

@@ -7,6 +7,7 @@ use super::{
     pool::{Handle, Page, TableRow},
     recurrent::RecurrentState,
 };
+use crate::bug::seeded;
 
 #[derive(Debug)]
 enum Slot {
@@ -145,7 +146,8 @@ impl Lease {
         hashes: &mut Vec<u64>,
     ) {
         let page_tokens = memory.page_tokens as usize;
-        let n_whole = n_computed as usize / page_tokens;
+        let n_known = if seeded!(UncomputedPageIsPublished) { tokens.len() } else { n_computed as usize };
+        let n_whole = (n_known / page_tokens).min(self.slots.len());
         if !memory.reuses_prefixes || n_whole <= self.n_published {
             return;
         }
@@ -158,7 +160,9 @@ impl Lease {
             let slot = match memory.index.publish(namespace, parent, hashes[at], page_text, own) {
                 Published::New(page) => Slot::Shared(page),
                 Published::Duplicate { own, shared } => {
-                    memory.pages.give(own);
+                    if !seeded!(DuplicatePageIsLost) {
+                        memory.pages.give(own);
+                    }
                     memory.releases += 1;
                     self.renumbered.push(at as u32);
                     Slot::Shared(shared)
@@ -194,7 +198,11 @@ impl Lease {
         }
         memory.rows.give(self.row);
         // Deepest first: the index relies on it.
-        for slot in self.slots.into_iter().rev() {
+        let mut slots = self.slots;
+        if seeded!(ReleaseStartsAtTheFront) {
+            slots.reverse();
+        }
+        for slot in slots.into_iter().rev() {
             match slot {
                 Slot::Own(page) => memory.pages.give(page),
                 Slot::Shared(page) if forgets => {
@@ -206,7 +214,7 @@ impl Lease {
                 Slot::Shared(page) => memory.index.unpin(page),
             }
         }
-        memory.releases += 1;
+        memory.releases += u64::from(!seeded!(ReleaseWakesNobody));
     }
 
     /// Pages only this lease holds.

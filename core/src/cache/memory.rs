@@ -6,6 +6,7 @@ use super::{
     lease::Lease,
     pool::{Handle, Page, Pool, StateSlot, TableRow},
 };
+use crate::bug::seeded;
 
 /// Sizes of a [`Memory`]; scratch slot 0 is included in the counts and never handed out.
 #[derive(Clone, Copy, Debug)]
@@ -45,7 +46,7 @@ impl Memory {
             page_tokens: size.page_tokens,
             pages: Pool::new(1, size.pages.max(1)),
             rows: Pool::new(0, size.table_rows),
-            states: size.states.map(|n| Pool::new(1, n.max(1))),
+            states: size.states.map(|n| Pool::new(u32::from(!seeded!(ScratchSlotIsHandedOut)), n.max(1))),
             reuses_prefixes: size.prefix_cache,
             releases: 0,
             index: PrefixIndex::new(size.secret, size.page_tokens, size.pages),
@@ -127,7 +128,7 @@ impl Memory {
     /// Cut a found path to where every component can resume.
     pub fn cut_to_resumable(&self, path: &mut Vec<NodeId>) {
         let components: [&dyn Resume; 2] = [&PagedRows, &StateSnapshots(&self.index)];
-        let n_components = if self.states.is_some() { 2 } else { 1 };
+        let n_components = if self.states.is_some() && !seeded!(JointMatchTakesPagesOnly) { 2 } else { 1 };
         path.truncate(joint_match(&components[..n_components], path));
     }
 

@@ -1,5 +1,6 @@
 //! Which requests may share prefixes: same model and same salt, compared as they are and never as joined strings.
 
+use crate::bug::seeded;
 use std::collections::BTreeMap;
 
 use super::hash;
@@ -34,6 +35,7 @@ pub struct Namespaces {
 impl Namespaces {
     /// Join the namespace of a model and a salt.
     pub fn open(&mut self, secret: [u64; 2], model_id: &str, salt: Option<&str>) -> Namespace {
+        let salt = salt.filter(|salt| !(seeded!(SaltIsIgnored) || seeded!(EmptySaltIsNoSalt) && salt.is_empty()));
         let key = (model_id.to_owned(), salt.map(str::to_owned));
         let index = match self.by_key.get(&key) {
             Some(&index) => index,
@@ -66,7 +68,7 @@ impl Namespaces {
     pub(super) fn remove_user(&mut self, index: u32) {
         let entry = self.entry(index);
         entry.users -= 1;
-        if entry.users == 0 {
+        if entry.users == 0 && !seeded!(NamespaceIsNeverForgotten) {
             let entry = self.entries[index as usize].take().expect("open");
             self.by_key.remove(&entry.key);
             self.free.push(index);

@@ -19,6 +19,7 @@ use super::{
     pool::{Handle, StateSlot},
     snapshots::SnapshotRef,
 };
+use crate::bug::seeded;
 
 /// Where the state after the computed tokens is.
 #[derive(Debug)]
@@ -101,7 +102,8 @@ impl RecurrentState {
             Current::Own(at) => self.slot(*at),
             Current::Shared(snapshot) => snapshot.slot(),
         };
-        (read, self.slot(at))
+        let is_shared = matches!(self.current, Current::Shared(_));
+        (read, if is_shared && seeded!(SnapshotIsWrittenInPlace) { read } else { self.slot(at) })
     }
 
     /// The planned step has run; its request has `computed` tokens now.
@@ -110,7 +112,8 @@ impl RecurrentState {
         if let Current::Shared(snapshot) = std::mem::replace(&mut self.current, Current::Own(at)) {
             memory.index.unpin_snapshot(snapshot);
         }
-        if computed.is_multiple_of(memory.page_tokens()) {
+        let is_boundary = computed.is_multiple_of(memory.page_tokens()) || seeded!(SnapshotIsTakenOffBoundary);
+        if is_boundary && !seeded!(SnapshotsAreNeverKept) {
             self.kept = Some(Kept { at, tokens: computed });
         } else if self.kept.is_some_and(|kept| kept.at == at) {
             self.kept = None;
@@ -137,7 +140,8 @@ impl RecurrentState {
         if self.own[other].is_none() {
             return false;
         }
-        memory.index.store_snapshot(node, self.own[kept.at].take().expect("kept in it"));
+        let stored = if seeded!(SnapshotIsNeverWritten) { other } else { kept.at };
+        memory.index.store_snapshot(node, self.own[stored].take().expect("kept in it"));
         self.kept = None;
         if matches!(self.current, Current::Own(at) if at == kept.at) {
             self.current = Current::Shared(memory.index.pin_snapshot(node));

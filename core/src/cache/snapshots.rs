@@ -12,6 +12,7 @@ use super::{
     lru::Lru,
     pool::{Handle, StateSlot},
 };
+use crate::bug::seeded;
 
 /// How many of the oldest are compared.
 const CANDIDATES: usize = 8;
@@ -86,7 +87,7 @@ impl Snapshots {
     pub fn pin(&mut self, node: u32) -> SnapshotRef {
         let snapshot = self.stored[node as usize].as_mut().expect("asked `has`");
         snapshot.pins += 1;
-        if snapshot.pins == 1 {
+        if snapshot.pins == 1 && !seeded!(SnapshotIsEvictedWhileRead) {
             self.unpinned.remove(node);
         }
         SnapshotRef { node, slot: snapshot.slot.index() }

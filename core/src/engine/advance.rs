@@ -2,6 +2,7 @@
 
 use super::{Counters, Deliver, EngineConfig, Logits, Replay};
 use crate::{
+    bug::seeded,
     cache::memory::Memory,
     request::{Event, FinishReason, TokenLogprobs},
     sampler::{RowContext, SampleError, Sampler},
@@ -32,6 +33,7 @@ impl Taker<'_, '_> {
     /// Take in one request; `None` once it has ended.
     pub fn take_in(&mut self, running: Running) -> Option<Running> {
         let mut sequence = match running {
+            Running::Leaving(_) if seeded!(AbortKeepsPages) => return None,
             Running::Leaving(sequence) => {
                 sequence.drop_memory(self.memory).close(self.memory);
                 return None;
@@ -95,7 +97,8 @@ impl Taker<'_, '_> {
             };
             let body = &sequence.body;
             let is_eos = !body.sampling.ignore_eos && self.config.eos_ids.contains(&id);
-            if is_eos || body.sampling.stop_token_ids.contains(&id) {
+            let is_hidden = seeded!(LengthHidesStop) && body.len() == body.max_len;
+            if (is_eos || body.sampling.stop_token_ids.contains(&id)) && !is_hidden {
                 break Some(FinishReason::Stop);
             }
             if body.len() == body.max_len {
@@ -145,11 +148,15 @@ impl Taker<'_, '_> {
         };
         let is_verified = self.replay.is_some() && !body.drafts.is_empty();
         let logits = if is_verified { self.logits.verify } else { self.logits.forward };
-        let row = row_of(logits, config, active.first_logit_row + active.n_prompt_logit_rows + n);
+        let n_before = if seeded!(PromptRowsShiftTheSample) { 0 } else { active.n_prompt_logit_rows };
+        let row = row_of(logits, config, active.first_logit_row + n_before + n);
         let choice = self.sampler.sample(row, &context)?;
+        let is_first = !body.is_started;
         self.start(body);
         body.tokens.push(choice.id);
-        body.history.push(choice.id);
+        if !(is_first && seeded!(FirstTokenIsNotPenalised)) {
+            body.history.push(choice.id);
+        }
         self.counters.generation_tokens += 1;
         (self.deliver)(body.id, Event::Token { id: choice.id, logprobs: choice.logprobs });
         Ok(choice.id)
@@ -167,8 +174,8 @@ impl Taker<'_, '_> {
     fn fail<S: HoldsMemory>(&mut self, sequence: Sequence<S>, error: SampleError) -> Option<Running> {
         let id = sequence.body.id;
         match error {
-            SampleError::NotFinite { .. } => sequence.discard(self.memory),
-            SampleError::NothingLeft => sequence.drop_memory(self.memory),
+            SampleError::NotFinite { .. } if !seeded!(DoubtfulPagesStayCached) => sequence.discard(self.memory),
+            SampleError::NotFinite { .. } | SampleError::NothingLeft => sequence.drop_memory(self.memory),
         }
         .close(self.memory);
         self.counters.fail();

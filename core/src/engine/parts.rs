@@ -4,6 +4,7 @@ use tokenspeed_backend_api::abi::{ts_step_row, ts_step_token, ts_table_delta};
 
 use super::Plan;
 use crate::{
+    bug::seeded,
     scheduler::queue::{Queues, Running},
     step::{StepCapacity, StepContent},
 };
@@ -77,9 +78,12 @@ impl StepParts {
             computed: active.computed,
             query_start,
             query_len: active.planned,
-            state_read,
+            state_read: if seeded!(LaterChunkStartsFromScratch) && active.planned > 1 { 0 } else { state_read },
             state_write,
-            state_tokens: active.lease.state_slots().map_or(0, |_| active.computed),
+            state_tokens: active
+                .lease
+                .state_slots()
+                .map_or(0, |_| active.computed.saturating_sub(u32::from(seeded!(StateCountLagsBehind)))),
             reserved: 0,
         });
         let ids = body.tokens[active.computed as usize..].iter().chain(&body.drafts.ids);

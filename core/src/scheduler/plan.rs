@@ -16,6 +16,7 @@ use super::{
     sequence::{Active, Body},
 };
 use crate::{
+    bug::seeded,
     cache::{index::NodeId, lease::Lease, memory::Memory},
     request::RequestId,
     speculation::width::{self, Offer, StepCost},
@@ -169,14 +170,17 @@ impl Scheduler {
             let (body, active) = running.parts_mut();
             assert_eq!(active.planned, 0, "the step before this one has been taken in");
             while let Some(index) = active.lease.next_renumbered() {
-                self.announce(active, index);
+                if !seeded!(RenumberedPageIsNotAnnounced) {
+                    self.announce(active, index);
+                }
             }
             let wanted = body.len();
             let n_tokens = if is_decoding {
                 // A guess is never worth another request's pages.
                 let room = (active.lease.n_pages() + memory.n_available()) * memory.page_tokens();
                 body.drafts.ids.truncate(room.saturating_sub(wanted) as usize);
-                wanted - active.computed + body.drafts.len()
+                let left = if seeded!(DecodingWaitsForPrefill) { budget.tokens } else { u32::MAX };
+                (wanted - active.computed + body.drafts.len()).min(left)
             } else {
                 let cap = self.chunk_cap(budget, body.next_prompt_logits().is_some());
                 let held = (active.lease.n_pages() + memory.n_available()) * memory.page_tokens();
@@ -190,7 +194,8 @@ impl Scheduler {
             if n_tokens == 0 {
                 break;
             }
-            let n_pages = memory.pages_of(with_tail(active.computed + n_tokens, wanted, memory));
+            let end = active.computed + n_tokens - u32::from(seeded!(PageAtTheBoundaryIsForgotten));
+            let n_pages = memory.pages_of(with_tail(end, wanted, memory));
             if n_pages - active.lease.n_pages().min(n_pages) <= memory.n_available() {
                 self.grow(active, memory, n_pages);
                 // Guesses may be wrong: the state is planned for a step that ends off the boundary.
@@ -202,7 +207,8 @@ impl Scheduler {
             if at + 1 >= queues.running.len() {
                 break;
             }
-            let victim = queues.running.pop().flatten().expect("present: only slot `at` is empty");
+            let last = if seeded!(NextInOrderIsPreempted) { at + 1 } else { queues.running.len() - 1 };
+            let victim = queues.running.remove(last).expect("present: only slot `at` is empty");
             self.preempt(victim, queues, memory);
         }
         queues.running[at] = Some(running);
@@ -230,7 +236,7 @@ impl Scheduler {
             return wanted - computed;
         }
         let end = (computed + cap) / self.limits.chunk_grid * self.limits.chunk_grid;
-        end.saturating_sub(computed)
+        end.saturating_sub(computed) + u32::from(seeded!(ChunkEndsOffTheGrid))
     }
 
     /// Add pages up to `n_pages`, which are available.
@@ -282,7 +288,7 @@ impl Scheduler {
             }
             self.find_prefix(body, memory);
             let n_found = self.path.len() as u32;
-            let computed = n_found * memory.page_tokens();
+            let computed = if seeded!(HitIsNotCounted) { 0 } else { n_found * memory.page_tokens() };
             let wanted = body.len();
             let cap = self.chunk_cap(budget, body.next_prompt_logits().is_some());
             let n_tokens = self.chunk(computed, body.next_mark().unwrap_or(wanted), cap);
@@ -298,7 +304,9 @@ impl Scheduler {
                 n_pages
             };
             let margin = queues.running.len() as u32;
-            if foreseen.max(n_pages) - n_found + margin > memory.n_available_beside(&self.path) && margin > 0 {
+            let (foreseen, room) =
+                if seeded!(ReturnNeedsNoRoom) && is_preempted { (n_pages, 0) } else { (foreseen, margin) };
+            if foreseen.max(n_pages) - n_found + room > memory.n_available_beside(&self.path) && margin > 0 {
                 self.blocked = Some((body.id, memory.releases()));
                 return;
             }
@@ -310,7 +318,7 @@ impl Scheduler {
                 Waiting::Preempted(sequence) => sequence.admit(lease, computed),
             };
             let (body, active) = sequence.parts_mut();
-            for index in 0..n_found {
+            for index in 0..if seeded!(FoundPagesAreNotAnnounced) { 0 } else { n_found } {
                 self.announce(active, index);
             }
             self.grow(active, memory, n_pages);
@@ -329,7 +337,8 @@ impl Scheduler {
         if !memory.reuses_prefixes() {
             return;
         }
-        let reusable = body.next_prompt_logits().unwrap_or(body.len() - 1).min(body.len() - 1);
+        let most = body.len() - u32::from(!seeded!(WholePromptIsReused));
+        let reusable = body.next_prompt_logits().unwrap_or(most).min(most);
         let max_pages = (reusable / memory.page_tokens()) as usize;
         memory.index.hash_pages(&body.namespace, &body.tokens, max_pages, &mut body.hashes);
         memory.index.find(&body.namespace, &body.hashes, &body.tokens, max_pages, &mut self.path);

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::sequence::{Active, Body, Decoding, HoldsMemory, Leaving, Preempted, Prefilling, Queued, Rank, Sequence};
-use crate::request::RequestId;
+use crate::{bug::seeded, request::RequestId};
 
 /// A request that waits.
 #[derive(Debug)]
@@ -92,7 +92,7 @@ impl Queues {
     /// Queue a request behind those of its rank.
     pub fn wait(&mut self, entry: Waiting) {
         let rank = entry.body().rank;
-        let at = self.waiting.partition_point(|other| other.body().rank < rank);
+        let at = self.waiting.partition_point(|other| other.body().rank < rank || seeded!(PriorityIsIgnored));
         self.waiting.insert(at, entry);
     }
 

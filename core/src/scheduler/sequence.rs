@@ -19,6 +19,7 @@
 //! ```
 
 use crate::{
+    bug::seeded,
     cache::{lease::Lease, memory::Memory, namespace::Namespace},
     request::{RequestId, SamplingParams, TokenLogprobs, Usage},
     sampler::History,
@@ -186,7 +187,7 @@ impl Sequence<Queued> {
 impl<S: Waits> Sequence<S> {
     /// Start to run with `computed` tokens in the cache already.
     pub fn admit(mut self, lease: Lease, computed: u32) -> Sequence<Prefilling> {
-        if self.body.cached_tokens.is_none() {
+        if self.body.cached_tokens.is_none() || seeded!(CachedTokensAreOverwritten) {
             self.body.cached_tokens = Some(computed);
         }
         let active = Active { lease, computed, planned: 0, first_logit_row: 0, n_prompt_logit_rows: 0 };
@@ -233,7 +234,9 @@ impl<S: HoldsMemory> Sequence<S> {
 
     /// End well: whole pages stay cached, and the recurrent state at the last of them.
     pub fn finish(mut self, memory: &mut Memory) -> Sequence<Finished> {
-        self.publish(memory);
+        if !seeded!(OutputIsNotPublished) {
+            self.publish(memory);
+        }
         self.state.into_active().lease.retire(memory);
         Sequence { body: self.body, state: Finished(()) }
     }
@@ -255,6 +258,9 @@ impl<S: HoldsMemory> Sequence<S> {
         assert_eq!(self.active().planned, 0, "pages of a step in flight cannot be taken away");
         self.publish(memory);
         self.body.drafts.ids.clear();
+        if seeded!(PreemptedLosesItsLastToken) {
+            self.body.tokens.pop();
+        }
         self.state.into_active().lease.retire(memory);
         Sequence { body: self.body, state: Preempted(()) }
     }

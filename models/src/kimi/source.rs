@@ -210,7 +210,7 @@ impl KimiWeights {
     }
 
     /// One expert's bytes of a stack `{layer}.experts.{matrix}.{suffix}`.
-    pub(super) fn expert(&self, stack: &str, expert: u64) -> Result<&[u8], String> {
+    pub fn expert(&self, stack: &str, expert: u64) -> Result<&[u8], String> {
         let (layer, rest) = stack.split_once(".experts.").ok_or_else(|| format!("`{stack}` names no experts"))?;
         Ok(self.bytes(&format!("{layer}.experts.{expert}.{rest}"))?.1)
     }

@@ -29,6 +29,7 @@ pub fn run(long: bool) -> Result<(), String> {
     }
     let environment = Environment { python: python.display().to_string(), long };
     stages.count("core, ABI, text", || cargo_tests(System::Without, &environment));
+    stages.count("simulation", || Ok(Counts::of_one(crate::sim::stage())));
     stages.count("models and system", || cargo_tests(System::Only, &environment));
     stages.count("doctests", || doctests(&environment));
     stages.count("vectors", || Ok(Counts::of_one(crate::vectors::run(false))));

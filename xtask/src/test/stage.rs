@@ -6,7 +6,7 @@ use super::counts::Counts;
 
 /// Seconds a stage should take on two cores from a clean checkout; the whole of CI has 25 minutes.
 const BUDGET_S: &[(&str, u64)] =
-    &[("build", 540), ("core, ABI, text", 180), ("models and system", 180), ("python clients", 60)];
+    &[("build", 540), ("core, ABI, text", 180), ("simulation", 90), ("models and system", 180), ("python clients", 60)];
 
 #[derive(Debug)]
 struct Stage {

@@ -1,0 +1,106 @@
+//! Bugs that can be switched on, so that what looks for bugs can be seen to find them.
+//!
+//! `docs/reliability.md` lists them with their origin and the check that finds each; `tests/sim` switches them on, one
+//! at a time, in the thread that simulates. Only builds with debug assertions have them: without, `seeded!` is the
+//! constant `false` and nothing of this module exists. Rejected: cargo features, which another crate's features could
+//! switch on in a release.
+
+/// Whether a seeded bug is on in this thread.
+macro_rules! seeded {
+    ($name:ident) => {{
+        #[cfg(debug_assertions)]
+        let is_on = crate::bug::is_on(crate::bug::Bug::$name);
+        #[cfg(not(debug_assertions))]
+        let is_on = false;
+        is_on
+    }};
+}
+pub(crate) use seeded;
+
+#[cfg(debug_assertions)]
+mod switch {
+    use std::cell::Cell;
+
+    thread_local!(static ON: Cell<Option<Bug>> = const { Cell::new(None) });
+
+    /// Switch a bug on in this thread, and every other one off.
+    pub fn switch_on(bug: Option<Bug>) {
+        ON.with(|on| on.set(bug));
+    }
+
+    pub(crate) fn is_on(bug: Bug) -> bool {
+        ON.with(Cell::get) == Some(bug)
+    }
+
+    macro_rules! bugs {
+        ($($name:ident: $what:literal,)*) => {
+            /// A seeded bug.
+            #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+            pub enum Bug {
+                $(#[doc = $what] $name,)*
+            }
+
+            impl Bug {
+                /// All of them.
+                pub const ALL: &[Self] = &[$(Self::$name),*];
+
+                /// As in `docs/reliability.md`.
+                pub fn name(self) -> &'static str {
+                    match self {
+                        $(Self::$name => stringify!($name),)*
+                    }
+                }
+            }
+        };
+    }
+
+    bugs! {
+        JointMatchTakesPagesOnly: "A hit counts where the pages resume, whatever the state does.",
+        HitIsNotCounted: "Pages of a hit are held, computing starts at 0.",
+        FoundPagesAreNotAnnounced: "The device does not hear of the pages of a hit.",
+        RenumberedPageIsNotAnnounced: "A page given up for an equal cached one stays in the device's table.",
+        WholePromptIsReused: "Nothing is left to compute after a full hit.",
+        UncomputedPageIsPublished: "Pages are cached once their tokens are known.",
+        SaltIsIgnored: "All salts share one namespace.",
+        EmptySaltIsNoSalt: "An empty salt is no salt.",
+        PageIsFoundWithoutItsHistory: "A page is found by its own tokens alone.",
+        NothingIsEverFound: "Lookup gives up before the first page.",
+        OutputIsNotPublished: "Pages of generated text are not cached.",
+        NewestIsEvictedFirst: "The eviction list is read from the wrong end.",
+        PreemptedLosesItsLastToken: "A preempted request comes back without its newest token.",
+        NextInOrderIsPreempted: "Memory is taken from the next in order instead of the last.",
+        ReturnNeedsNoRoom: "A preempted request comes back as soon as its first chunk fits.",
+        ChunkEndsOffTheGrid: "Chunks end one token after the boundary.",
+        LaterChunkStartsFromScratch: "The second chunk reads the scratch state.",
+        StateCountLagsBehind: "The token count of a state is one too small.",
+        PageAtTheBoundaryIsForgotten: "No page is added when a request grows past its last one.",
+        ScratchSlotIsHandedOut: "State slot 0 goes to a request.",
+        AbortKeepsPages: "An abort in a step gives pages back to nobody.",
+        AbortFreesBeforeTheStepEnds: "An abort frees pages that a step in flight writes.",
+        AbortIsNotCounted: "An aborted request is in no counter.",
+        PromptRowsShiftTheSample: "The sampled row ignores the rows of prompt log-probabilities.",
+        LengthHidesStop: "The length cap is looked at before the stop token.",
+        FirstTokenIsNotPenalised: "The first generated token is missing from the penalty counts.",
+        CachedTokensAreOverwritten: "A return from preemption changes the reported hit.",
+        NamespaceIsNeverForgotten: "Salts stay open for ever.",
+        ReleaseWakesNobody: "A blocked admission is not retried when memory is released.",
+        DecodingWaitsForPrefill: "Decoding tokens come out of what prefill leaves.",
+        PriorityIsIgnored: "The queue is in order of arrival only.",
+        HeldPageIsEvicted: "Holding a cached page does not take it off the eviction list.",
+        DuplicatePageIsLost: "The copy given up for an equal cached page goes nowhere.",
+        ReleaseStartsAtTheFront: "A path is let go first page first.",
+        DoubtfulPagesStayCached: "Pages of a request whose logits were not finite can be hit.",
+        FlushIgnoresRunningRequests: "A flush is accepted while requests run.",
+        SnapshotIsNeverWritten: "The slot given to the cache is not the one the step wrote.",
+        SnapshotIsTakenOffBoundary: "A state off the boundary is labelled with the boundary before it.",
+        SnapshotIsWrittenInPlace: "A request goes on in the slot of the snapshot it resumed from.",
+        SnapshotIsEvictedWhileRead: "Reading a snapshot does not take it off the eviction list.",
+        SnapshotOutlivesItsPages: "A page is evicted and its snapshot stays.",
+        SnapshotsAreNeverKept: "No boundary of a hybrid model is ever resumable.",
+    }
+}
+
+#[cfg(debug_assertions)]
+pub(crate) use switch::is_on;
+#[cfg(debug_assertions)]
+pub use switch::{Bug, switch_on};

@@ -1,0 +1,69 @@
+//! What the engine holds, for simulators and debug endpoints: reads, decides nothing.
+
+use super::EngineState;
+use crate::{request::RequestId, scheduler::queue::Running};
+
+/// Where a request that holds memory stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Computes tokens it has.
+    Prefilling,
+    /// Computes its last token and samples the next.
+    Decoding,
+    /// Has ended for the caller; a step in flight still writes its memory.
+    Leaving,
+}
+
+/// A request that holds memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// Which.
+    pub id: RequestId,
+    /// Row of the block tables.
+    pub table_row: u32,
+    /// Tokens computed by completed steps.
+    pub computed: u32,
+    /// Tokens of the step in flight, 0 if it has no part in one.
+    pub planned: u32,
+    /// Where it stands.
+    pub phase: Phase,
+}
+
+impl EngineState {
+    /// The requests that hold memory, in order of service.
+    pub fn holders(&self) -> impl Iterator<Item = Holder> + '_ {
+        self.queues.iter_running().map(|running| {
+            let (body, active) = running.parts();
+            let phase = match running {
+                Running::Prefilling(_) => Phase::Prefilling,
+                Running::Decoding(_) => Phase::Decoding,
+                Running::Leaving(_) => Phase::Leaving,
+            };
+            let (table_row, computed, planned) = (active.lease.row(), active.computed, active.planned);
+            Holder { id: body.id, table_row, computed, planned, phase }
+        })
+    }
+
+    /// Pages the prefix cache owns, in use or not.
+    pub fn cached_pages(&self) -> impl Iterator<Item = u32> + '_ {
+        self.memory.index.pages()
+    }
+
+    /// State slots the prefix cache owns.
+    pub fn cached_states(&self) -> impl Iterator<Item = u32> + '_ {
+        self.memory.index.snapshot_slots()
+    }
+
+    /// State slots of each request that holds memory: the one it goes on in, and one more it may keep.
+    pub fn held_states(&self) -> impl Iterator<Item = (RequestId, u32)> + '_ {
+        self.queues.iter_running().flat_map(|running| {
+            let (body, active) = running.parts();
+            active.lease.states().map(|slot| (body.id, slot))
+        })
+    }
+
+    /// Cache namespaces with requests or cached pages.
+    pub fn n_namespaces(&self) -> usize {
+        self.memory.index.n_namespaces()
+    }
+}

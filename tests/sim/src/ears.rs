@@ -1,0 +1,225 @@
+//! Everybody who asked, and what they hear: each event is compared with the oracle when it comes.
+
+use std::collections::BTreeMap;
+
+use tokenspeed_core::{
+    engine::EngineConfig,
+    request::{Event, FinishReason, RequestId, Usage},
+    sampler::SampleError,
+};
+
+use crate::{
+    alone::{self, Alone},
+    check::{Check, Failure},
+    scenario::Abort,
+    world::SharedWorld,
+};
+
+/// Why requests may end before they would alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EarlyEnd {
+    /// The caller aborts this one.
+    Abort(RequestId),
+    /// Everybody fails with this message.
+    FailAll(String),
+}
+
+/// A request and how far it is.
+#[derive(Debug)]
+pub struct Asked {
+    /// Its name in the scenario.
+    pub label: u32,
+    /// What it hears alone.
+    pub alone: Alone,
+    /// It has heard its end.
+    pub is_over: bool,
+    /// That end was the one it has alone.
+    pub is_whole: bool,
+    /// When it was submitted.
+    pub tick: u32,
+    /// When the caller gives up.
+    pub abort: Option<Abort>,
+    /// Tokens of its prompt that must be found in the cache; `None` if nothing is promised.
+    pub must_hit: Option<u32>,
+    /// Reported hit.
+    pub cached_tokens: Option<u32>,
+    /// All it heard, with no cached tokens.
+    pub heard: Vec<Event>,
+}
+
+/// Totals of a run, to see that it did what it is meant to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Requests submitted.
+    pub requests: u64,
+    /// Steps run.
+    pub steps: u64,
+    /// Tokens heard.
+    pub tokens: u64,
+    /// Prompt tokens found in the cache.
+    pub cached: u64,
+    /// Requests with a hit on a model with a recurrent state.
+    pub hybrid_hits: u64,
+    /// Of the hits, those that had to be as long as they were.
+    pub promised: u64,
+    /// Requests that lost their memory.
+    pub preemptions: u64,
+    /// Most times that one request did.
+    pub preempted_most: u64,
+    /// Aborts that hit a request.
+    pub aborts: u64,
+    /// Requests that failed by themselves.
+    pub failed: u64,
+    /// Steps that failed, devices lost.
+    pub step_failures: u64,
+    /// Requests refused because too many waited.
+    pub refused: u64,
+    /// Rows that resumed from one state slot and wrote another.
+    pub state_moves: u64,
+    /// Runs of other configurations.
+    pub variants: u64,
+}
+
+impl std::ops::AddAssign for Tally {
+    fn add_assign(&mut self, o: Self) {
+        self.requests += o.requests;
+        self.steps += o.steps;
+        self.tokens += o.tokens;
+        self.cached += o.cached;
+        self.hybrid_hits += o.hybrid_hits;
+        self.promised += o.promised;
+        self.preemptions += o.preemptions;
+        self.preempted_most = self.preempted_most.max(o.preempted_most);
+        self.aborts += o.aborts;
+        self.failed += o.failed;
+        self.step_failures += o.step_failures;
+        self.refused += o.refused;
+        self.state_moves += o.state_moves;
+        self.variants += o.variants;
+    }
+}
+
+/// All ears of one engine.
+#[derive(Debug)]
+pub struct Ears {
+    /// By the engine's ids; ends stay.
+    pub asked: BTreeMap<RequestId, Asked>,
+    /// The first wrong event.
+    pub failure: Option<Failure>,
+    /// Early ends that are right just now.
+    pub early: Option<EarlyEnd>,
+    /// Counts.
+    pub tally: Tally,
+    /// Ends by reason: stop, length, abort, failed.
+    pub ended: [u64; 4],
+    config: EngineConfig,
+    world: SharedWorld,
+}
+
+impl Ears {
+    /// Nobody has asked yet.
+    pub fn new(config: EngineConfig, world: SharedWorld) -> Self {
+        let (asked, tally) = (BTreeMap::new(), Tally::default());
+        Self { asked, failure: None, early: None, tally, ended: [0; 4], config, world }
+    }
+
+    /// Requests that have not heard their end.
+    pub fn open(&self) -> impl Iterator<Item = (&RequestId, &Asked)> {
+        self.asked.iter().filter(|(_, asked)| !asked.is_over)
+    }
+
+    /// An event comes.
+    pub fn hear(&mut self, id: RequestId, event: Event) {
+        if let Err(failure) = self.check(id, event) {
+            self.failure.get_or_insert(failure);
+        }
+    }
+
+    fn check(&mut self, id: RequestId, event: Event) -> Result<(), Failure> {
+        let wrong = |what: String| Failure::new(Check::Heard, what);
+        let asked = self.asked.get_mut(&id).ok_or_else(|| wrong(format!("{id:?} never asked and hears {event:?}")))?;
+        if asked.is_over {
+            return Err(wrong(format!("{id:?} has ended and hears {event:?}")));
+        }
+        let (event, cached) = without_cached_tokens(event);
+        if let Some(cached) = cached {
+            match asked.cached_tokens {
+                // Counted at admission, also for requests that end before they start.
+                None if matches!(event, Event::Finished { .. }) => {}
+                None => asked.cached_tokens = Some(cached),
+                Some(before) if before == cached => {}
+                Some(before) => return Err(wrong(format!("{id:?} had {before} cached tokens and now {cached}"))),
+            }
+        }
+        let mut world = self.world.lock();
+        let wanted = match &self.early {
+            Some(EarlyEnd::Abort(which)) if *which == id => {
+                Event::Finished { reason: FinishReason::Abort, usage: asked.alone.usage() }
+            }
+            Some(EarlyEnd::FailAll(message)) => Event::Failed { message: message.clone() },
+            _ => match world.poisoned {
+                Some((which, token)) if which == id => alone::failed(SampleError::NotFinite { id: token }),
+                _ => asked.alone.next(&self.config),
+            },
+        };
+        if event != wanted {
+            return Err(wrong(format!("{id:?} (request {}) hears {event:?} and not {wanted:?}", asked.label)));
+        }
+        match &event {
+            Event::Started { .. } => {
+                let cached = asked.cached_tokens.unwrap_or(0);
+                self.tally.cached += u64::from(cached);
+                check_hit(id, asked, cached, &self.config)?;
+                let has_state = world.sizes.states > 0;
+                self.tally.hybrid_hits += u64::from(cached > 0 && has_state);
+                self.tally.promised += u64::from(asked.must_hit.is_some_and(|must| must > 0));
+            }
+            Event::Token { id: token, .. } => {
+                self.tally.tokens += 1;
+                if let Some(truth) = world.truths.get_mut(&id) {
+                    truth.push(*token);
+                }
+            }
+            Event::Finished { reason, .. } => {
+                (asked.is_over, asked.is_whole) = (true, *reason != FinishReason::Abort);
+                self.ended[match reason {
+                    FinishReason::Stop => 0,
+                    FinishReason::Length => 1,
+                    FinishReason::Abort => 2,
+                }] += 1;
+            }
+            Event::Failed { .. } => {
+                asked.is_over = true;
+                self.tally.failed += 1;
+                self.ended[3] += 1;
+            }
+        }
+        asked.heard.push(event);
+        Ok(())
+    }
+}
+
+fn check_hit(id: RequestId, asked: &Asked, cached: u32, config: &EngineConfig) -> Result<(), Failure> {
+    let n_prompt = asked.alone.request.prompt.len() as u32;
+    if cached >= n_prompt || !cached.is_multiple_of(config.block_tokens) || cached > 0 && !config.prefix_cache {
+        return Err(Failure::new(Check::Hit, format!("{id:?} reports {cached} cached of {n_prompt} prompt tokens")));
+    }
+    match asked.must_hit {
+        Some(must) if cached < must => {
+            let what =
+                format!("{id:?} found {cached} of {n_prompt} prompt tokens, {must} were computed and never left");
+            Err(Failure::new(Check::Hit, what))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The event with no cached tokens, and how many it had.
+fn without_cached_tokens(mut event: Event) -> (Event, Option<u32>) {
+    let cached = match &mut event {
+        Event::Started { cached_tokens, .. } => Some(std::mem::take(cached_tokens)),
+        Event::Finished { usage: Usage { cached_tokens, .. }, .. } => Some(std::mem::take(cached_tokens)),
+        Event::Token { .. } | Event::Failed { .. } => None,
+    };
+    (event, cached)
+}

@@ -1,0 +1,254 @@
+//! Swarm generation: each seed draws which features it uses at all, then how often. A run that mixes everything a little
+//! seldom reaches the states that one fault at a high rate does (Groce et al., "Swarm testing", ISSTA 2012).
+
+use tokenspeed_backend_api::exec::Via;
+use tokenspeed_core::{
+    engine::{ComponentClass, ComponentConfig, EngineConfig},
+    request::SamplingParams,
+};
+
+use crate::{
+    rng::Rng,
+    scenario::{Abort, Arrival, Fault, LoadFault, Origin, Scenario, Text},
+    world::StepFault,
+};
+
+/// Padding columns of the head.
+const PADDING_IDS: u32 = 3;
+
+/// The scenario of a seed.
+pub fn scenario(seed: u64) -> Scenario {
+    let rng = &mut Rng::new(seed, 1);
+    let is_long = rng.one_in(40);
+    let mood = rng.pick(&[Mood::Mixed, Mood::Mixed, Mood::Calm, Mood::Crowded, Mood::Poisoned]);
+    let mut config = config(rng, is_long, mood);
+    let pages = config.blocks_per_row;
+    match mood {
+        Mood::Mixed | Mood::Poisoned => {}
+        Mood::Calm => {
+            config.prefix_cache = true;
+            config.components.iter_mut().for_each(|component| component.n_blocks = component.n_blocks.max(pages * 30));
+        }
+        Mood::Crowded => {
+            let n_blocks = 1 + pages + rng.below(pages + 2);
+            let paged = config.components.iter_mut().filter(|component| component.class == ComponentClass::Paged);
+            paged.for_each(|component| component.n_blocks = n_blocks);
+        }
+    }
+    let n_arrivals = if is_long { rng.between(1, 10) } else { rng.pick(&[2, 6, 12, 24, 40]) };
+    let n_arrivals = if mood == Mood::Crowded { n_arrivals.max(6) } else { rng.between(1, n_arrivals) };
+    let arrivals = arrivals(rng, &config, n_arrivals, mood);
+    let last_tick = arrivals.last().map_or(0, |arrival| arrival.tick) + 40;
+    Scenario {
+        seed,
+        via: if rng.one_in(4) { Via::Walker } else { Via::Program },
+        refuses_fused: rng.one_in(4),
+        faults: faults(rng, last_tick, mood),
+        load_faults: load_faults(rng),
+        repeats: rng.one_in(16),
+        varies: !is_long && rng.one_in(10),
+        arrivals,
+        config,
+    }
+}
+
+fn config(rng: &mut Rng, is_long: bool, mood: Mood) -> EngineConfig {
+    let block_tokens = match (is_long, mood) {
+        (true, _) => rng.pick(&[16, 32, 64]),
+        (false, Mood::Crowded) => rng.pick(&[1, 1, 2, 4]),
+        (false, _) => rng.pick(&[1, 2, 3, 4, 8, 16]),
+    };
+    let max_model_len = match is_long {
+        false => rng.between(4, 100),
+        true if rng.one_in(20) => 20_000,
+        true => rng.between(500, 3000),
+    };
+    let n_ids = rng.pick(&[2, 5, 21, 60]);
+    let pages = max_model_len.div_ceil(block_tokens);
+    // From barely enough for one request to plenty for all.
+    let n_blocks = 1 + pages + rng.pick(&[0, 1, pages / 4, pages / 2, pages, pages * 6, pages * 40]);
+    let mut config = EngineConfig::paged(max_model_len, block_tokens, n_blocks, n_ids + PADDING_IDS);
+    let max_num_seqs = rng.pick(&[1, 3, 8, 8, 16]);
+    config.max_num_seqs = rng.between(1, max_num_seqs);
+    config.table_rows = config.max_num_seqs + rng.below(2);
+    config.blocks_per_row = pages + rng.below(2);
+    config.chunked_prefill_size = if is_long { rng.pick(&[64, 256, 8192]) } else { rng.between(1, 40) };
+    let least = config.max_num_seqs + config.chunk_grid();
+    config.max_batch_tokens = least + rng.below(if is_long { 1000 } else { 60 });
+    config.max_logit_rows = least + rng.below(10);
+    config.tokenizer_vocab_size = n_ids;
+    config.eos_ids = if rng.one_in(2) { vec![0] } else { vec![0, n_ids - 1] };
+    config.prefix_cache = !rng.one_in(6);
+    config.secret = [rng.bits(), rng.bits()];
+    config.max_waiting = if rng.one_in(8) { rng.between(1, 4) } else { 4096 };
+    if rng.one_in(3) {
+        let class = ComponentClass::Paged;
+        config.components.push(ComponentConfig { name: "draft".into(), class, n_blocks: n_blocks + rng.below(3) });
+    }
+    if rng.one_in(2) {
+        let few = rng.between(1, config.max_num_seqs + 1);
+        let n_blocks = 1 + if rng.one_in(2) { few } else { few + rng.between(0, 40) };
+        let at = rng.below(config.components.len() as u32 + 1) as usize;
+        config.components.insert(at, ComponentConfig { name: "kda".into(), class: ComponentClass::State, n_blocks });
+    }
+    config
+}
+
+/// What the requests of a seed have in common.
+struct Habits {
+    gap: u32,
+    turn_rate: u32,
+    fork_rate: u32,
+    edit_rate: u32,
+    abort_rate: u32,
+    n_salts: u32,
+    priorities: Vec<i32>,
+    fresh: Vec<u32>,
+    max_tokens: Vec<u32>,
+    samples: bool,
+    penalises: bool,
+    reports: u32,
+    talks_on: bool,
+}
+
+/// What a seed is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mood {
+    /// Everything, faults included.
+    Mixed,
+    /// Plenty of memory, time between turns and nothing wrong: then what must be cached is known.
+    Calm,
+    /// Many logits that are not finite, and turns after them.
+    Poisoned,
+    /// Long answers, all at once, in little memory: preemption.
+    Crowded,
+}
+
+fn arrivals(rng: &mut Rng, config: &EngineConfig, n: u32, mood: Mood) -> Vec<Arrival> {
+    let long = config.max_model_len;
+    let mut habits = Habits {
+        gap: rng.pick(&[0, 0, 2, 10, 60]),
+        turn_rate: rng.pick(&[0, 2, 2, 4]),
+        fork_rate: rng.pick(&[2, 8, 1000]),
+        edit_rate: rng.pick(&[3, 10, 1000]),
+        abort_rate: rng.pick(&[0, 0, 3, 10]),
+        n_salts: rng.pick(&[1, 1, 2, 4]),
+        priorities: rng.pick(&[vec![0], vec![0], vec![0, 0, 0, -1, 3]]),
+        fresh: rng.pick(&[vec![0, 1, 3, 9], vec![0, 1], vec![long / 4, long / 2], vec![1, 2, long]]),
+        max_tokens: rng.pick(&[vec![0, 1, 2, 5, 12, 40, 400], vec![1, 2, 3], vec![30, 400], vec![400]]),
+        samples: rng.one_in(2),
+        penalises: rng.one_in(3),
+        reports: rng.pick(&[2, 6, 1000]),
+        talks_on: false,
+    };
+    match mood {
+        Mood::Mixed => {}
+        Mood::Poisoned => (habits.turn_rate, habits.n_salts, habits.fresh) = (2, 1, vec![long / 4, 3]),
+        Mood::Calm => (habits.abort_rate, habits.turn_rate, habits.gap) = (0, 2, rng.pick(&[2, 10, 60])),
+        Mood::Crowded => {
+            (habits.max_tokens, habits.gap, habits.talks_on) = (vec![40, 400], rng.pick(&[0, 2]), true);
+            habits.priorities = vec![0, 0, -1, 3];
+        }
+    }
+    let mut tick = 0;
+    let mut arrivals: Vec<Arrival> = Vec::new();
+    while (arrivals.len() as u32) < n {
+        if habits.gap > 0 && !rng.one_in(3) {
+            tick += rng.below(habits.gap);
+        }
+        let label = arrivals.len() as u32;
+        let origin = if habits.turn_rate > 0 && label > 0 && rng.one_in(habits.turn_rate) {
+            Origin::Turn { of: rng.below(label), waits: !rng.one_in(habits.fork_rate) }
+        } else {
+            Origin::Base(rng.below(3))
+        };
+        let keep = match origin {
+            Origin::Turn { .. } if !rng.one_in(4) => 1000,
+            _ => rng.pick(&[0, 1000, 1000, 500, 930]),
+        };
+        let text = Text {
+            origin,
+            keep,
+            edit: rng.one_in(habits.edit_rate).then(|| rng.below(1000)),
+            fresh: rng.pick(&habits.fresh),
+            seed: rng.bits(),
+        };
+        let salt = match rng.below(habits.n_salts) {
+            0 => None,
+            1 => Some(String::new()),
+            number => Some(["a", "ab"][number as usize - 2].to_owned()),
+        };
+        let abort = (habits.abort_rate > 0 && rng.one_in(habits.abort_rate))
+            .then(|| Abort { after: rng.pick(&[0, 1, 2, 5, 20]), in_flight: rng.one_in(2) });
+        let sampling = sampling(rng, config, &habits);
+        let priority = rng.pick(&habits.priorities);
+        let arrival = Arrival { label, tick, text, sampling, priority, salt, abort };
+        // `n` choices of one prompt.
+        let n_choices = if rng.one_in(12) { rng.between(2, 4) } else { 1 };
+        for choice in 0..n_choices {
+            let mut arrival = arrival.clone();
+            (arrival.label, arrival.sampling.sample_index) = (arrivals.len() as u32, choice);
+            arrivals.push(arrival);
+        }
+    }
+    arrivals
+}
+
+fn sampling(rng: &mut Rng, config: &EngineConfig, habits: &Habits) -> SamplingParams {
+    let n_ids = config.tokenizer_vocab_size;
+    let max_tokens = rng.pick(&habits.max_tokens);
+    let mut s = SamplingParams { temperature: 0.0, seed: rng.bits(), max_tokens, ..SamplingParams::default() };
+    if habits.samples {
+        s.temperature = rng.pick(&[0.0, 0.7, 1.5]);
+        s.top_k = rng.pick(&[0, 0, 5]);
+        s.top_p = rng.pick(&[1.0, 0.8]);
+        s.min_p = rng.pick(&[0.0, 0.0, 0.1]);
+    }
+    if habits.penalises {
+        let [a, b, c] = [(); 3].map(|()| rng.below(n_ids));
+        s.repetition_penalty = rng.pick(&[1.0, 1.3]);
+        s.frequency_penalty = rng.pick(&[0.0, 0.5]);
+        s.presence_penalty = rng.pick(&[0.0, 0.5]);
+        s.logit_bias = rng.pick(&[vec![], vec![(a, 2.0)]]);
+        s.bad_words = rng.pick(&[vec![], vec![vec![b, c]]]);
+    }
+    s.min_tokens = rng.pick(&[0, 0, 4]).min(max_tokens);
+    s.stop_token_ids = if !habits.talks_on && rng.one_in(3) { vec![rng.below(n_ids)] } else { vec![] };
+    s.ignore_eos = habits.talks_on || rng.one_in(2);
+    if rng.one_in(habits.reports) {
+        s.logprobs = rng.pick(&[None, Some(0), Some(3.min(n_ids))]);
+        s.prompt_logprobs = rng.pick(&[None, None, Some(2)]);
+    }
+    s
+}
+
+fn faults(rng: &mut Rng, last_tick: u32, mood: Mood) -> Vec<(u32, Fault)> {
+    let mut faults = Vec::new();
+    if matches!(mood, Mood::Calm | Mood::Crowded) {
+        return faults;
+    }
+    let mut some = |rng: &mut Rng, one_seed_in: u32, rates: &[u32], make: &dyn Fn(&mut Rng) -> Fault| {
+        if rng.one_in(one_seed_in) {
+            let rate = rng.pick(rates);
+            let ticks: Vec<u32> = (0..last_tick).filter(|_| rng.one_in(rate)).collect();
+            faults.extend(ticks.into_iter().map(|tick| (tick, make(rng))));
+        }
+    };
+    some(rng, 6, &[60, 15], &|_| Fault::Step(StepFault::Fails));
+    some(rng, 12, &[80, 30], &|_| Fault::Step(StepFault::Lost));
+    let (one_seed_in, rates) = if mood == Mood::Poisoned { (1, [20, 6]) } else { (4, [40, 10]) };
+    some(rng, one_seed_in, &rates, &|rng| Fault::Step(StepFault::NotFinite(rng.below(64))));
+    some(rng, 3, &[20, 4], &|rng| Fault::Stall(rng.between(1, 12)));
+    some(rng, 4, &[20], &|rng| Fault::Clock(rng.pick(&[-1_000_000_000_000, 1, 3_600_000_000_000, i64::MAX / 4])));
+    some(rng, 3, &[10, 30], &|rng| Fault::StepTokens(rng.pick(&[0, 1, 7, 40, u32::MAX])));
+    some(rng, 4, &[15, 50], &|_| Fault::Flush);
+    faults.sort_by_key(|(tick, _)| *tick);
+    faults
+}
+
+fn load_faults(rng: &mut Rng) -> Vec<LoadFault> {
+    if !rng.one_in(10) {
+        return Vec::new();
+    }
+    vec![rng.pick(&[LoadFault::NoArena, LoadFault::NoMemory, LoadFault::NoCapture, LoadFault::RefusedOp])]
+}

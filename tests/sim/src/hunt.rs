@@ -1,0 +1,75 @@
+//! The test of the test: switch one seeded bug on and count the seeds until something is found wrong.
+
+use tokenspeed_core::bug::{Bug, switch_on};
+
+use crate::{
+    campaign::silence_panics,
+    check::{Check, Failure},
+    generate::scenario,
+    simulate::examine,
+};
+
+/// A bug that was found.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// Seeds it took, this one included.
+    pub seeds: u64,
+    /// The seed.
+    pub seed: u64,
+    /// What was wrong.
+    pub failure: Failure,
+}
+
+/// Look for a bug with `seeds` seeds from `from` on.
+pub fn hunt(bug: Bug, from: u64, seeds: u64) -> Option<Found> {
+    silence_panics();
+    (0..seeds).find_map(|number| {
+        let seed = from + number;
+        switch_on(Some(bug));
+        let result = examine(&scenario(seed));
+        switch_on(None);
+        result.err().map(|failure| Found { seeds: number + 1, seed, failure })
+    })
+}
+
+/// The checks that may find a bug first, as in `docs/reliability.md`.
+pub fn expected(bug: Bug) -> &'static [Check] {
+    use Check::{Assertion, Baseline, Conservation, Heard, Hit, Order, Page, State, Step, Table, Thrash};
+    match bug {
+        Bug::JointMatchTakesPagesOnly
+        | Bug::WholePromptIsReused
+        | Bug::NewestIsEvictedFirst
+        | Bug::ReleaseWakesNobody => &[Assertion],
+        Bug::HitIsNotCounted => &[Table, Assertion],
+        Bug::FoundPagesAreNotAnnounced => &[Page, Table],
+        Bug::RenumberedPageIsNotAnnounced | Bug::UncomputedPageIsPublished | Bug::PageAtTheBoundaryIsForgotten => {
+            &[Table]
+        }
+        Bug::SaltIsIgnored | Bug::EmptySaltIsNoSalt | Bug::DoubtfulPagesStayCached => &[Page],
+        Bug::PageIsFoundWithoutItsHistory => &[Page, Conservation],
+        Bug::NothingIsEverFound | Bug::OutputIsNotPublished | Bug::SnapshotsAreNeverKept => &[Hit],
+        Bug::PreemptedLosesItsLastToken => &[Assertion, Step, Heard],
+        Bug::NextInOrderIsPreempted
+        | Bug::AbortFreesBeforeTheStepEnds
+        | Bug::DecodingWaitsForPrefill
+        | Bug::PriorityIsIgnored => &[Order],
+        Bug::ReturnNeedsNoRoom => &[Thrash],
+        Bug::ChunkEndsOffTheGrid => &[Step, Assertion],
+        Bug::LaterChunkStartsFromScratch
+        | Bug::StateCountLagsBehind
+        | Bug::ScratchSlotIsHandedOut
+        | Bug::SnapshotIsNeverWritten
+        | Bug::SnapshotIsTakenOffBoundary
+        | Bug::SnapshotIsWrittenInPlace => &[State],
+        Bug::AbortKeepsPages
+        | Bug::DuplicatePageIsLost
+        | Bug::SnapshotIsEvictedWhileRead
+        | Bug::SnapshotOutlivesItsPages => &[Conservation],
+        Bug::AbortIsNotCounted | Bug::NamespaceIsNeverForgotten | Bug::FlushIgnoresRunningRequests => &[Baseline],
+        Bug::PromptRowsShiftTheSample
+        | Bug::LengthHidesStop
+        | Bug::FirstTokenIsNotPenalised
+        | Bug::CachedTokensAreOverwritten => &[Heard],
+        Bug::HeldPageIsEvicted | Bug::ReleaseStartsAtTheFront => &[Conservation, Assertion],
+    }
+}

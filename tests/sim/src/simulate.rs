@@ -1,0 +1,289 @@
+//! The loop: one thread, simulated time, one scenario.
+//!
+//! A tick is a turn of the engine: requests come, callers give up, a step is planned, runs on the device, stalls for so
+//! many ticks (in which more come and go) and is taken in. When the scenario has no more arrivals and faults, everything
+//! must end within a bound, memory must be as at the start, and a flush must leave nothing.
+
+mod boot;
+mod ending;
+mod promise;
+mod requests;
+mod variants;
+
+use std::{
+    collections::BTreeMap,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
+
+use tokenspeed_backend_api::backend::Backend;
+use tokenspeed_core::{
+    driver::StepRunner,
+    engine::{EngineState, Pass, inspect::Holder},
+    load::DeviceProgram,
+    request::{Event, RequestId},
+    step::StepBuffer,
+};
+
+use crate::{
+    campaign::simulating,
+    check::{Check, Failure, ensure},
+    ears::{Asked, Ears, Tally},
+    model,
+    scenario::{Arrival, Fault, Scenario},
+    watch::{Rank, Watch},
+    world::{Held, Registered, StepFault},
+};
+use boot::{boot, load_faults, sizes};
+use promise::Promises;
+
+/// What a run did.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// Counts.
+    pub tally: Tally,
+    /// Hash of all parameter blocks.
+    pub digest: u64,
+    /// What each request heard, by label.
+    pub heard: BTreeMap<u32, Vec<Event>>,
+}
+
+/// Run a scenario, and its repetition and variants if it asks for them.
+pub fn examine(scenario: &Scenario) -> Result<Tally, Failure> {
+    let backend = model::backend();
+    let outcome = run(&backend, scenario)?;
+    let mut tally = outcome.tally;
+    if scenario.repeats {
+        let again = run(&backend, scenario)?;
+        ensure(outcome.digest == again.digest, Check::Repeat, || "the same scenario gave other steps".into())?;
+    }
+    if scenario.varies {
+        variants::compare(&backend, scenario, &mut tally)?;
+    }
+    Ok(tally)
+}
+
+/// Run a scenario once; a panic of the engine is a failure.
+pub fn run(backend: &Backend, scenario: &Scenario) -> Result<Outcome, Failure> {
+    let simulate = || {
+        load_faults(backend, scenario)?;
+        Simulation::new(backend, scenario)?.run()
+    };
+    let outcome = simulating(|| catch_unwind(AssertUnwindSafe(simulate)));
+    outcome.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+        Err(Failure::new(Check::Assertion, text.unwrap_or("a panic without words")))
+    })
+}
+
+struct Simulation<'s> {
+    backend: &'s Backend,
+    scenario: &'s Scenario,
+    engine: EngineState,
+    step: StepBuffer,
+    program: DeviceProgram,
+    registered: Registered,
+    ears: Ears,
+    watch: Watch,
+    promises: Promises,
+    /// Labels to ids, for later turns.
+    ids: BTreeMap<u32, RequestId>,
+    outcome: Outcome,
+    next_arrival: usize,
+    /// Turns that wait for an end.
+    held_back: Vec<&'s Arrival>,
+    faults: std::slice::Iter<'s, (u32, Fault)>,
+    tick: u32,
+    now_ns: u64,
+    /// Steps allowed from here on.
+    steps_left: u64,
+}
+
+/// Steps more than the tokens of all requests, one after the other, before a run counts as stuck.
+const SLACK_STEPS: u64 = 100;
+/// Pools up to this size are counted after every call, larger ones every so many steps.
+const SMALL_POOL_PAGES: u32 = 3000;
+const CHECK_EVERY_STEPS: u64 = 50;
+
+impl<'s> Simulation<'s> {
+    fn new(backend: &'s Backend, scenario: &'s Scenario) -> Result<Self, Failure> {
+        let (engine, registered, program) = boot(backend, scenario)?;
+        let ears = Ears::new(scenario.config.clone(), registered.world.clone());
+        Ok(Self {
+            backend,
+            scenario,
+            step: engine.new_step_buffer(),
+            engine,
+            program,
+            ears,
+            registered,
+            watch: Watch::default(),
+            promises: Promises::new(&scenario.config),
+            ids: BTreeMap::new(),
+            outcome: Outcome::default(),
+            next_arrival: 0,
+            held_back: Vec::new(),
+            faults: scenario.faults.iter(),
+            tick: 0,
+            now_ns: 1 << 60,
+            steps_left: SLACK_STEPS,
+        })
+    }
+
+    fn run(mut self) -> Result<Outcome, Failure> {
+        loop {
+            self.arrive()?;
+            self.give_up(false)?;
+            let mut fault = None;
+            let mut stall = 0;
+            while let Some((_, next)) = self.faults.as_slice().first().filter(|(tick, _)| *tick <= self.tick) {
+                self.faults.next();
+                match *next {
+                    Fault::Step(what) => fault = Some(what),
+                    Fault::Stall(ticks) => stall = ticks,
+                    Fault::Clock(jump) => self.now_ns = self.now_ns.saturating_add_signed(jump),
+                    Fault::StepTokens(tokens) => self.engine.set_step_tokens(tokens),
+                    Fault::Flush => self.flush()?,
+                }
+            }
+            if !self.turn(fault, stall)? && self.is_done() {
+                break;
+            }
+            self.tick += 1;
+        }
+        self.end()
+    }
+
+    fn is_done(&self) -> bool {
+        self.next_arrival == self.scenario.arrivals.len() && self.held_back.is_empty()
+    }
+
+    /// Plan and run one step; false if there was nothing to do.
+    fn turn(&mut self, fault: Option<StepFault>, stall: u32) -> Result<bool, Failure> {
+        self.now_ns = self.now_ns.saturating_add(1000);
+        let plan = self.engine.plan(self.now_ns, &mut self.step);
+        let holders: Vec<Holder> = self.engine.holders().collect();
+        let metrics = self.engine.metrics();
+        let n_available = metrics.pages_total - metrics.pages_used + metrics.pages_cached;
+        self.watch.planned(&holders, &self.open(), n_available)?;
+        self.conserve()?;
+        let Some(plan) = plan else {
+            let open = self.ears.open().next().map(|(id, _)| *id);
+            ensure(open.is_none(), Check::Progress, || format!("{open:?} waits and there is nothing to run"))?;
+            return Ok(false);
+        };
+        ensure(self.steps_left > 0, Check::Progress, || {
+            let open: Vec<_> = self.ears.open().map(|(id, asked)| (id.0, asked.label)).collect();
+            format!("steps ran out with requests (id, label) {open:?} not ended")
+        })?;
+        self.steps_left -= 1;
+        self.promises.looked_at(&metrics);
+        if !self.promises.is_on() {
+            self.ears.asked.values_mut().for_each(|asked| asked.must_hit = None);
+        }
+        self.digest();
+        self.tell_world(&holders, fault);
+        let result = self.program.run(Pass::Forward, self.step.bytes(), plan.n_logit_rows);
+        let result = result.map(|()| self.program.logits(Pass::Forward).to_vec());
+        if let Some(failure) = self.registered.world.lock().failure.take() {
+            return Err(Failure { what: format!("tick {}: {}", self.tick, failure.what), ..failure });
+        }
+        for _ in 0..stall {
+            self.tick += 1;
+            self.arrive()?;
+            self.give_up(true)?;
+        }
+        self.give_up(true)?;
+        let holders: Vec<Holder> = self.engine.holders().collect();
+        self.watch.before_advance(&holders)?;
+        self.now_ns = self.now_ns.saturating_add(1000);
+        match result {
+            Ok(logits) => {
+                let ears = &mut self.ears;
+                self.engine.advance(self.now_ns, plan, &logits, &mut |id, event| ears.hear(id, event));
+            }
+            Err(message) => self.fail_all(fault, message)?,
+        }
+        self.heard()?;
+        self.settle()
+    }
+
+    /// Pages of a request whose logits were not finite must not be hit again: those that no other request can have
+    /// continued, because it has another text there, and that no earlier life of the same request did.
+    fn doubt(&mut self) {
+        let mut world = self.registered.world.lock();
+        let Some((id, _)) = world.poisoned.take() else { return };
+        let asked = &self.ears.asked[&id];
+        // Aborted meanwhile: nobody has looked at the logits.
+        if !matches!(asked.heard.last(), Some(Event::Failed { .. })) {
+            return;
+        }
+        self.promises.doubt();
+        let own = &asked.alone;
+        let others = self
+            .ears
+            .asked
+            .iter()
+            .filter(|(other, asked)| **other != id && asked.alone.request.cache_salt == own.request.cache_salt);
+        let shared = |tokens: &[u32]| tokens.iter().zip(own.tokens()).take_while(|(a, b)| a == b).count() as u32;
+        let shared = others.map(|(_, asked)| shared(asked.alone.tokens())).max().unwrap_or(0);
+        if !self.watch.was_preempted(id) {
+            world.doubt(id, shared / self.scenario.config.block_tokens);
+        }
+    }
+
+    /// After a step: forget those who are gone.
+    fn settle(&mut self) -> Result<bool, Failure> {
+        let holders: Vec<Holder> = self.engine.holders().collect();
+        self.watch.after_step(&holders);
+        self.doubt();
+        let ears = &self.ears;
+        let mut world = self.registered.world.lock();
+        world.truths.retain(|id, _| holders.iter().any(|holder| holder.id == *id) || !ears.asked[id].is_over);
+        drop(world);
+        self.promises.looked_at(&self.engine.metrics());
+        self.promises.ended(ears);
+        self.conserve()?;
+        Ok(true)
+    }
+
+    fn heard(&mut self) -> Result<(), Failure> {
+        self.ears
+            .failure
+            .take()
+            .map_or(Ok(()), |f| Err(Failure { what: format!("tick {}: {}", self.tick, f.what), ..f }))
+    }
+
+    fn open(&self) -> BTreeMap<RequestId, (Rank, u32)> {
+        let entry = |asked: &Asked, id: u64| ((asked.alone.request.priority, id), asked.alone.tokens().len() as u32);
+        self.ears.open().map(|(id, asked)| (*id, entry(asked, id.0))).collect()
+    }
+
+    fn tell_world(&mut self, holders: &[Holder], fault: Option<StepFault>) {
+        let mut world = self.registered.world.lock();
+        let held = |h: &Holder| Held { id: h.id, table_row: h.table_row, computed: h.computed, planned: h.planned };
+        world.held = holders.iter().map(held).collect();
+        world.cached_pages = self.engine.cached_pages().collect();
+        world.cached_states = self.engine.cached_states().collect();
+        world.held_states = self.engine.held_states().map(|(id, slot)| (slot, id)).collect();
+        world.fault = fault;
+    }
+
+    fn digest(&mut self) {
+        let digest = &mut self.outcome.digest;
+        for word in self.step.bytes().chunks(8) {
+            let word = word.iter().fold(0u64, |word, byte| word << 8 | u64::from(*byte));
+            *digest = (*digest ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+        }
+    }
+
+    fn conserve(&mut self) -> Result<(), Failure> {
+        let pages = sizes(&self.scenario.config).blocks;
+        if pages <= SMALL_POOL_PAGES || self.steps_left.is_multiple_of(CHECK_EVERY_STEPS) {
+            let tick = self.tick;
+            self.engine
+                .check_conservation()
+                .map_err(|what| Failure::new(Check::Conservation, format!("tick {tick}: {what}")))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,95 @@
+//! Flushes, failed steps, and what must be so when all is over.
+
+use tokenspeed_backend_api::abi::TS_ERR_DEVICE_LOST;
+use tokenspeed_core::driver::StepRunner;
+
+use super::{Outcome, Promises, Simulation, boot::boot};
+use crate::{
+    check::{Check, Failure, ensure},
+    ears::{EarlyEnd, Ears},
+    watch::Watch,
+    world::StepFault,
+};
+
+impl Simulation<'_> {
+    /// What the driver does when a step fails; after a lost device, what a supervisor does.
+    pub(super) fn fail_all(&mut self, fault: Option<StepFault>, message: String) -> Result<(), Failure> {
+        let is_lost = self.program.status().is_err();
+        ensure(is_lost == (fault == Some(StepFault::Lost)) && fault.is_some(), Check::Load, || {
+            format!("the device failed without being told to: {message} (status code {TS_ERR_DEVICE_LOST} if lost)")
+        })?;
+        self.outcome.tally.step_failures += 1;
+        self.promises.doubt();
+        self.ears.early = Some(EarlyEnd::FailAll(message.clone()));
+        let ears = &mut self.ears;
+        self.engine.fail_all(&message, &mut |id, event| ears.hear(id, event));
+        self.ears.early = None;
+        let silent = self.ears.open().next().map(|(id, _)| *id);
+        ensure(silent.is_none(), Check::Heard, || format!("{silent:?} did not hear that the step failed"))?;
+        ensure(self.engine.is_idle(), Check::Baseline, || "requests are left after all failed".into())?;
+        self.heard()?;
+        self.conserve()?;
+        if is_lost {
+            self.keep();
+            let (engine, registered, program) = boot(self.backend, self.scenario)?;
+            (self.step, self.engine, self.program) = (engine.new_step_buffer(), engine, program);
+            self.ears = Ears::new(self.scenario.config.clone(), registered.world.clone());
+            self.registered = registered;
+            (self.watch, self.promises) = (Watch::default(), Promises::new(&self.scenario.config));
+            self.ids.clear();
+        }
+        Ok(())
+    }
+
+    pub(super) fn flush(&mut self) -> Result<(), Failure> {
+        let is_idle = self.ears.open().next().is_none();
+        let result = self.engine.flush_cache();
+        ensure(result.is_ok() == is_idle, Check::Baseline, || format!("a flush said {result:?}, idle: {is_idle}"))?;
+        if is_idle {
+            self.promises.flushed();
+            self.empty()?;
+        }
+        Ok(())
+    }
+
+    /// Nothing is held and nothing is cached.
+    pub(super) fn empty(&mut self) -> Result<(), Failure> {
+        let (used, namespaces) = (self.engine.metrics().pages_used, self.engine.n_namespaces());
+        ensure((used, namespaces) == (0, 0), Check::Baseline, || {
+            format!("{used} pages and {namespaces} namespaces are left after a flush")
+        })?;
+        self.conserve()
+    }
+
+    /// Take what was heard and counted out of the ears of an engine that ends.
+    pub(super) fn keep(&mut self) {
+        let mut tally = std::mem::take(&mut self.ears.tally);
+        tally.preemptions += self.engine.metrics().preemptions;
+        tally.preempted_most = self.watch.preempted_most();
+        let world = self.registered.world.lock();
+        (tally.steps, tally.state_moves) = (world.n_steps, world.n_state_moves);
+        drop(world);
+        self.outcome.tally += tally;
+        let heard = self.ears.asked.values_mut().map(|asked| (asked.label, std::mem::take(&mut asked.heard)));
+        self.outcome.heard.extend(heard);
+    }
+
+    pub(super) fn end(mut self) -> Result<Outcome, Failure> {
+        let metrics = self.engine.metrics();
+        ensure((metrics.running, metrics.waiting) == (0, 0), Check::Baseline, || format!("{metrics:?} when idle"))?;
+        ensure(metrics.pages_used == metrics.pages_cached, Check::Baseline, || format!("{metrics:?} when idle"))?;
+        ensure(metrics.finished == self.ears.ended, Check::Baseline, || {
+            format!("ends are counted as {:?}, they were {:?}", metrics.finished, self.ears.ended)
+        })?;
+        let tokens = self.ears.tally.tokens;
+        ensure(metrics.generation_tokens == tokens, Check::Baseline, || {
+            format!("{} generated tokens are counted, {tokens} were heard", metrics.generation_tokens)
+        })?;
+        self.engine
+            .flush_cache()
+            .map_err(|error| Failure::new(Check::Baseline, format!("no flush of an idle engine: {error}")))?;
+        self.empty()?;
+        self.keep();
+        Ok(self.outcome)
+    }
+}

@@ -1,0 +1,109 @@
+//! Requests come, wait for others to end, and are given up.
+
+use tokenspeed_core::{engine::SubmitError, request::Request};
+
+use super::Simulation;
+use crate::{
+    alone::Alone,
+    check::{Check, Failure, ensure},
+    ears::{Asked, EarlyEnd},
+    scenario::{Arrival, Origin},
+    world::Truth,
+};
+
+impl<'s> Simulation<'s> {
+    pub(super) fn arrive(&mut self) -> Result<(), Failure> {
+        while let Some(arrival) = self.scenario.arrivals.get(self.next_arrival).filter(|a| a.tick <= self.tick) {
+            self.next_arrival += 1;
+            self.held_back.push(arrival);
+        }
+        for arrival in std::mem::take(&mut self.held_back) {
+            if self.must_wait(arrival) { self.held_back.push(arrival) } else { self.submit(arrival)? }
+        }
+        Ok(())
+    }
+
+    /// A turn that waits for the end of another, which is here and has not ended or is still to come.
+    pub(super) fn must_wait(&self, arrival: &Arrival) -> bool {
+        let Origin::Turn { of, waits: true } = arrival.text.origin else { return false };
+        match self.ids.get(&of) {
+            Some(id) => !self.ears.asked[id].is_over,
+            None => self.held_back.iter().any(|other| other.label == of),
+        }
+    }
+
+    pub(super) fn submit(&mut self, arrival: &'s Arrival) -> Result<(), Failure> {
+        let config = &self.scenario.config;
+        let origin = match arrival.text.origin {
+            Origin::Base(number) => self.scenario.base(number),
+            Origin::Turn { of, .. } => match self.ids.get(&of) {
+                Some(id) => self.ears.asked[id].alone.tokens().to_vec(),
+                None => self.scenario.base(0),
+            },
+        };
+        let max = config.max_model_len - u32::from(arrival.sampling.max_tokens > 0);
+        let prompt = arrival.text.resolve(origin, config.tokenizer_vocab_size, max);
+        let request = Request {
+            prompt,
+            sampling: arrival.sampling.clone(),
+            priority: arrival.priority,
+            cache_salt: arrival.salt.clone(),
+        };
+        let waiting = self.engine.metrics().waiting;
+        let id = match self.engine.submit(request.clone(), self.now_ns) {
+            Ok(id) => id,
+            Err(SubmitError::QueueFull { .. }) if waiting >= u64::from(config.max_waiting) => {
+                self.outcome.tally.refused += 1;
+                return Ok(());
+            }
+            Err(error) => {
+                return Err(Failure::new(Check::Heard, format!("request {} was refused: {error}", arrival.label)));
+            }
+        };
+        let alone = Alone::new(request);
+        self.steps_left += u64::from(alone.max_len(config)) + 1;
+        let truth = Truth::new(arrival.salt.as_deref(), &alone.request.prompt);
+        self.registered.world.lock().truths.insert(id, truth);
+        let asked = Asked {
+            label: arrival.label,
+            must_hit: self.promises.must_hit(&alone.request),
+            alone,
+            is_over: false,
+            is_whole: false,
+            tick: self.tick,
+            abort: arrival.abort,
+            cached_tokens: None,
+            heard: Vec::new(),
+        };
+        self.ids.insert(arrival.label, id);
+        self.ears.asked.insert(id, asked);
+        self.outcome.tally.requests += 1;
+        self.conserve()
+    }
+
+    pub(super) fn give_up(&mut self, in_flight: bool) -> Result<(), Failure> {
+        let tick = self.tick;
+        let is_due = |asked: &&Asked| {
+            asked.abort.is_some_and(|abort| abort.in_flight == in_flight && tick >= asked.tick + abort.after)
+        };
+        let due: Vec<_> = self.ears.asked.iter().filter(|(_, asked)| is_due(asked)).map(|(id, _)| *id).collect();
+        for id in due {
+            let asked = self.ears.asked.get_mut(&id).expect("just found");
+            asked.abort = None;
+            let was_open = !asked.is_over;
+            self.ears.early = Some(EarlyEnd::Abort(id));
+            let ears = &mut self.ears;
+            let mut deliver = |id, event| ears.hear(id, event);
+            let (first, second) = (self.engine.abort(id, &mut deliver), self.engine.abort(id, &mut deliver));
+            self.ears.early = None;
+            ensure((first, second) == (was_open, false), Check::Heard, || {
+                format!("aborting {id:?} (not ended: {was_open}) twice said {first} and {second}")
+            })?;
+            ensure(self.ears.asked[&id].is_over, Check::Heard, || format!("{id:?} did not hear its abort"))?;
+            self.outcome.tally.aborts += u64::from(was_open);
+            self.heard()?;
+            self.conserve()?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,66 @@
+//! Metamorphic runs: the same requests on other configurations hear the same. Independent of the oracle.
+
+use std::collections::BTreeMap;
+
+use tokenspeed_backend_api::{backend::Backend, exec::Via};
+use tokenspeed_core::{engine::ComponentClass, request::Event};
+
+use super::run;
+use crate::{
+    check::{Check, Failure, ensure},
+    ears::Tally,
+    scenario::{Origin, Scenario},
+};
+
+/// Changes a configuration in a way that no text may show.
+type Change = fn(&mut Scenario);
+
+const CHANGES: [(&str, Change); 8] = [
+    ("without prefix cache", |s| s.config.prefix_cache = false),
+    ("with prefix cache", |s| s.config.prefix_cache = true),
+    ("in chunks of one token", |s| s.config.chunked_prefill_size = 1),
+    ("in whole prompts", |s| s.config.chunked_prefill_size = 8192),
+    ("one at a time", |s| s.config.max_num_seqs = 1),
+    ("programs and walker swapped", |s| {
+        s.via = if s.via == Via::Program { Via::Walker } else { Via::Program };
+    }),
+    ("fused op and parts swapped", |s| s.refuses_fused = !s.refuses_fused),
+    ("with plenty of memory", |s| {
+        let pages = s.config.blocks_per_row * s.config.max_num_seqs;
+        for component in &mut s.config.components {
+            component.n_blocks += if component.class == ComponentClass::Paged { pages } else { 4 };
+        }
+    }),
+];
+
+/// Compare a scenario without faults with its variants.
+pub fn compare(backend: &Backend, scenario: &Scenario, tally: &mut Tally) -> Result<(), Failure> {
+    let mut calm = scenario.clone();
+    calm.faults.clear();
+    calm.load_faults.clear();
+    calm.config.max_waiting = 4096;
+    for arrival in &mut calm.arrivals {
+        arrival.abort = None;
+        if let Origin::Turn { waits, .. } = &mut arrival.text.origin {
+            *waits = true;
+        }
+    }
+    let wanted = run(backend, &calm)?.heard;
+    for (name, change) in CHANGES {
+        let mut other = calm.clone();
+        change(&mut other);
+        let config = &mut other.config;
+        let least = config.max_num_seqs + config.chunk_grid();
+        config.max_batch_tokens = config.max_batch_tokens.max(least);
+        config.max_logit_rows = config.max_logit_rows.max(least);
+        let heard = run(backend, &other).map_err(|f| Failure { what: format!("{name}: {}", f.what), ..f })?.heard;
+        tally.variants += 1;
+        let differs = first_difference(&wanted, &heard);
+        ensure(differs.is_none(), Check::Variant, || format!("{name}: request {differs:?} heard something else"))?;
+    }
+    Ok(())
+}
+
+fn first_difference(a: &BTreeMap<u32, Vec<Event>>, b: &BTreeMap<u32, Vec<Event>>) -> Option<u32> {
+    a.keys().chain(b.keys()).find(|label| a.get(label) != b.get(label)).copied()
+}

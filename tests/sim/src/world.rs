@@ -1,0 +1,212 @@
+//! The truth, told to the device out of band: which request each row of a step belongs to, and its history of tokens.
+//!
+//! The device compares what it reads through tables and slots with this, and never takes a history from a table. It
+//! also keeps here what it has learned about pages and slots, so that a step which touches somebody else's is noticed
+//! when it does, not when the damage is read.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use tokenspeed_core::request::RequestId;
+
+use crate::{
+    check::{Check, Failure},
+    fingerprint::{mix, start},
+};
+
+/// Tokens of a request, and the fingerprint after each.
+#[derive(Clone, Debug)]
+pub struct Truth {
+    /// Prompt, then generated tokens.
+    pub tokens: Vec<u32>,
+    /// Entry n is the fingerprint of the first n tokens.
+    pub prefix: Vec<u64>,
+}
+
+impl Truth {
+    /// A prompt under a salt.
+    pub fn new(salt: Option<&str>, prompt: &[u32]) -> Self {
+        let mut truth = Self { tokens: Vec::new(), prefix: vec![start(salt)] };
+        prompt.iter().for_each(|&token| truth.push(token));
+        truth
+    }
+
+    /// One more token.
+    pub fn push(&mut self, token: u32) {
+        let last = *self.prefix.last().expect("the empty prefix is there");
+        self.tokens.push(token);
+        self.prefix.push(mix(last, token));
+    }
+
+    /// Fingerprint of all tokens.
+    pub fn last(&self) -> u64 {
+        *self.prefix.last().expect("the empty prefix is there")
+    }
+}
+
+/// A request that holds memory while a step runs.
+#[derive(Clone, Copy, Debug)]
+pub struct Held {
+    /// Which.
+    pub id: RequestId,
+    /// Its row of the block tables.
+    pub table_row: u32,
+    /// Tokens computed before the step.
+    pub computed: u32,
+    /// Tokens of the step.
+    pub planned: u32,
+}
+
+/// What goes wrong on the device in one step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StepFault {
+    /// The step ends with an error after it wrote rubbish where it may write.
+    Fails,
+    /// The device is gone.
+    Lost,
+    /// Logit row number (modulo how many there are) gets a value that is not finite.
+    NotFinite(u32),
+}
+
+/// Sizes the device checks numbers against.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sizes {
+    /// Pages of each paged component.
+    pub blocks: u32,
+    /// State slots.
+    pub states: u32,
+    /// Tokens per page.
+    pub block_tokens: u32,
+    /// Chunks that do not complete what is wanted end on multiples of this.
+    pub chunk_grid: u32,
+    /// Most tokens of a chunk.
+    pub chunk_cap: u32,
+    /// Real token ids.
+    pub n_ids: u32,
+}
+
+/// What the device knows about a page of a component.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PageNotes {
+    /// Who has had it in its table since its first row was last written.
+    pub users: Vec<RequestId>,
+    /// Its place in the table of the last who had it.
+    pub index: u32,
+    /// Written by a request whose logits were not finite, and by nobody else used since.
+    pub is_doubtful: bool,
+}
+
+/// Everything both sides know.
+#[derive(Debug, Default)]
+pub struct World {
+    /// Sizes.
+    pub sizes: Sizes,
+    /// Histories of all requests that have not ended, or are still in a step.
+    pub truths: BTreeMap<RequestId, Truth>,
+    /// Who holds memory in the step that runs.
+    pub held: Vec<Held>,
+    /// Pages the cache owns.
+    pub cached_pages: BTreeSet<u32>,
+    /// State slots the cache owns.
+    pub cached_states: BTreeSet<u32>,
+    /// State slots of requests, each with its owner.
+    pub held_states: BTreeMap<u32, RequestId>,
+    /// What goes wrong in this step.
+    pub fault: Option<StepFault>,
+    /// The first thing found wrong.
+    pub failure: Option<Failure>,
+    /// The request and token id whose logit was made not finite in this step.
+    pub poisoned: Option<(RequestId, u32)>,
+    /// Set once the device is gone.
+    pub is_lost: bool,
+    /// `[component][block]`.
+    pub(crate) pages: Vec<Vec<PageNotes>>,
+    /// `[component][block]`: index into `held` of the one holder of the page, in the step that runs.
+    pub(crate) owners: Vec<Vec<Owner>>,
+    /// Steps that ran.
+    pub n_steps: u64,
+    /// Rows that went on in another state slot than they came from.
+    pub n_state_moves: u64,
+}
+
+/// Who has a page in its table in this step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Owner {
+    #[default]
+    Nobody,
+    One(usize),
+    Several,
+}
+
+impl World {
+    /// Nothing has happened yet.
+    pub fn new(sizes: Sizes) -> Self {
+        Self { sizes, ..Self::default() }
+    }
+
+    /// Note the first failure.
+    pub fn fail(&mut self, check: Check, what: impl FnOnce() -> String) {
+        if self.failure.is_none() {
+            self.failure = Some(Failure::new(check, what()));
+        }
+    }
+}
+
+impl World {
+    /// Pages that a request holds, from number `first` on, and that only this request has ever had, may not be used
+    /// again as they are.
+    pub fn doubt(&mut self, id: RequestId, first: u32) {
+        let own = self.held.iter().position(|holder| holder.id == id);
+        for (notes, owner) in self.pages.iter_mut().flatten().zip(self.owners.iter().flatten()) {
+            let is_held = own.is_some_and(|own| *owner == Owner::One(own));
+            notes.is_doubtful |= is_held && notes.users == [id] && notes.index >= first;
+        }
+    }
+}
+
+/// Shared by the simulator and the device behind the C table.
+#[derive(Clone, Debug)]
+pub struct SharedWorld(Arc<Mutex<World>>);
+
+/// Worlds of open simulations, by the number that goes through the device's options.
+static WORLDS: Mutex<BTreeMap<u64, SharedWorld>> = Mutex::new(BTreeMap::new());
+static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+
+impl SharedWorld {
+    /// The world.
+    pub fn lock(&self) -> MutexGuard<'_, World> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The world with a number; `None` if its simulation is over.
+    pub fn find(number: u64) -> Option<Self> {
+        WORLDS.lock().unwrap_or_else(PoisonError::into_inner).get(&number).cloned()
+    }
+}
+
+/// A world that devices can find while this lives.
+#[derive(Debug)]
+pub struct Registered {
+    /// The world.
+    pub world: SharedWorld,
+    /// Its number.
+    pub number: u64,
+}
+
+impl Registered {
+    /// A new world.
+    pub fn new(world: World) -> Self {
+        let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let world = SharedWorld(Arc::new(Mutex::new(world)));
+        WORLDS.lock().unwrap_or_else(PoisonError::into_inner).insert(number, world.clone());
+        Self { world, number }
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        WORLDS.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.number);
+    }
+}
