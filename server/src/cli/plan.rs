@@ -1,21 +1,10 @@
 //! `tokenspeed plan`: memory and operation support from a config alone.
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use serde_json::json;
 
 use super::engine_options::{EngineOptions, bytes};
 use crate::{engine_setup, error::CliError};
-
-/// What proposes tokens ahead.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum SpeculativeAlgorithm {
-    /// The published draft model of Kimi K3
-    #[value(alias = "EAGLE3")]
-    Eagle3,
-    /// Nothing
-    #[value(alias = "NONE")]
-    None,
-}
 
 /// Arguments of `plan`.
 #[derive(Clone, Debug, Args)]
@@ -47,12 +36,6 @@ pub struct KimiPlanOptions {
     /// Tokens per page [default: 64] (Kimi models)
     #[arg(long, alias = "block-size", value_name = "TOKENS")]
     pub page_size: Option<u64>,
-    /// What proposes tokens ahead [default: eagle3 where the draft fits the model] (Kimi models)
-    #[arg(long, value_enum)]
-    pub speculative_algorithm: Option<SpeculativeAlgorithm>,
-    /// Tokens verified per request and step, the last one included [default: 4] (Kimi models)
-    #[arg(long, value_name = "N")]
-    pub speculative_num_draft_tokens: Option<u64>,
     /// Lengths to count conversations of [default: 50000,200000,1000000] (Kimi models)
     #[arg(long, value_name = "TOKENS,…", value_delimiter = ',')]
     pub conversation_tokens: Option<Vec<u64>>,
@@ -103,8 +86,6 @@ fn given(options: &KimiPlanOptions) -> Vec<&'static str> {
         (options.device_memory.is_some(), "--device-memory"),
         (options.gpu_memory_utilization.is_some(), "--gpu-memory-utilization"),
         (options.page_size.is_some(), "--page-size"),
-        (options.speculative_algorithm.is_some(), "--speculative-algorithm"),
-        (options.speculative_num_draft_tokens.is_some(), "--speculative-num-draft-tokens"),
         (options.conversation_tokens.is_some(), "--conversation-tokens"),
         (options.snapshots.is_some(), "--snapshots"),
     ];

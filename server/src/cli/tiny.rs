@@ -13,11 +13,13 @@ use clap::{Args, Subcommand, ValueEnum};
 use serde_json::json;
 use tokenspeed_backend_api::dtype::DType;
 use tokenspeed_models::{
+    eagle3,
     kimi::{
         KimiConfig,
         tensors::CheckpointSize,
         tiny::{self, Sizes, Spread},
     },
+    text::kimi::{TinyTokenizer, TinyTokenizerError, tiny_linear_tokenizer, tiny_tokenizer},
     tiny::Tiny,
 };
 
@@ -32,6 +34,8 @@ pub enum TinyCommand {
     KimiLinear(KimiArgs),
     /// Llama
     Llama(LlamaArgs),
+    /// An EAGLE3 draft for a tiny Kimi K3, fitted to the target's own text
+    Eagle3(Eagle3Args),
 }
 
 /// Where to.
@@ -100,6 +104,20 @@ pub struct KimiArgs {
     /// Longest sequence, in tokens
     #[arg(long, value_name = "TOKENS")]
     pub context: Option<u64>,
+    /// Text that a small draft can guess: the last token has most of the say
+    #[arg(long, conflicts_with_all = ["preset", "real_heads"])]
+    pub predictable: bool,
+}
+
+/// Arguments of `tiny eagle3`.
+#[derive(Clone, Debug, Args)]
+pub struct Eagle3Args {
+    /// Folder of the target, best one written with --predictable
+    #[arg(long, value_name = "DIR")]
+    pub target: PathBuf,
+    /// Where to.
+    #[command(flatten)]
+    pub out: OutArgs,
 }
 
 /// Storage of the matrices.
@@ -145,17 +163,45 @@ pub struct LlamaArgs {
 /// Run it.
 pub fn run(command: TinyCommand) -> Result<(), CliError> {
     match command {
-        TinyCommand::KimiK3(args) => kimi(&args, tiny::k3()),
-        TinyCommand::KimiLinear(args) => kimi(&args, tiny::kimi_linear()),
+        TinyCommand::KimiK3(args) => kimi(&args, tiny::k3(), tiny_tokenizer),
+        TinyCommand::KimiLinear(args) => kimi(&args, tiny::kimi_linear(), tiny_linear_tokenizer),
         TinyCommand::Llama(args) => llama(&args),
+        TinyCommand::Eagle3(args) => eagle3(&args),
     }
 }
 
-fn kimi(args: &KimiArgs, base: KimiConfig) -> Result<(), CliError> {
-    let (config, spread) = kimi_config(args, base)?;
+type WriteTokenizer = fn(&Path, u32, u64) -> Result<TinyTokenizer, TinyTokenizerError>;
+
+/// A made-up tokenizer goes with it, so that the model can be talked to.
+fn kimi(args: &KimiArgs, base: KimiConfig, write_tokenizer: WriteTokenizer) -> Result<(), CliError> {
+    let (mut config, spread) = kimi_config(args, base)?;
+    let seed = args.out.seed;
     let folder = prepare(&args.out)?;
-    tiny::write_as(folder, &config, args.out.seed, spread).map_err(|e| not_written(folder, &e))?;
+    let vocab_size = u32::try_from(config.vocab_size).unwrap_or(u32::MAX);
+    let ids = write_tokenizer(folder, vocab_size, seed).map_err(|e| {
+        CliError::new(e.to_string(), folder.display().to_string(), "check --vocab, free space and rights")
+    })?;
+    (config.bos_id, config.eos_ids) = (Some(ids.bos), vec![ids.eos]);
+    let written = match args.predictable {
+        true => eagle3::tiny::write_target(folder, &config, seed),
+        false => tiny::write_as(folder, &config, seed, spread),
+    };
+    written.map_err(|e| not_written(folder, &e))?;
     done(folder, CheckpointSize::of(&config).total().bytes);
+    Ok(())
+}
+
+fn eagle3(args: &Eagle3Args) -> Result<(), CliError> {
+    let folder = prepare(&args.out)?;
+    let fit = eagle3::tiny::fitted(&args.target, folder, args.out.seed).map_err(|e| {
+        CliError::new(e.to_string(), args.target.display().to_string(), "give the folder of a tiny kimi-k3")
+    })?;
+    done(folder, fs::metadata(folder.join("model.safetensors")).map_or(0, |m| m.len()));
+    println!(
+        "fitted to {} hidden states, chooses as the target from {:.0}% of them",
+        fit.samples,
+        100.0 * fit.agreement
+    );
     Ok(())
 }
 
@@ -265,6 +311,7 @@ mod tests {
             TinyCommand::KimiK3(args) => kimi_config(&args, tiny::k3()).err(),
             TinyCommand::KimiLinear(args) => kimi_config(&args, tiny::kimi_linear()).err(),
             TinyCommand::Llama(args) => llama_model(&args).err(),
+            TinyCommand::Eagle3(_) => None,
         };
         error.unwrap_or_else(|| panic!("{line} was accepted"))
     }

@@ -14,9 +14,12 @@ use tokenspeed_models::{
 use super::kimi_report;
 use crate::{
     cli::{
-        engine_options::{Dtype, EngineOptions, GenerationConfig, KvCacheDtype, Mode, ReasoningParser, ToolCallParser},
+        engine_options::{
+            Dtype, EngineOptions, GenerationConfig, KvCacheDtype, Mode, ReasoningParser, SpeculativeAlgorithm,
+            ToolCallParser,
+        },
         model_path::{ModelPath, resolve_model},
-        plan::{PlanArgs, SpeculativeAlgorithm},
+        plan::PlanArgs,
     },
     error::CliError,
 };
@@ -72,14 +75,19 @@ pub fn kimi_plan(file: &Path, args: &PlanArgs) -> Result<KimiReport, CliError> {
     request.chunk_tokens = args.engine.chunked_prefill_size.into();
     request.max_num_seqs = args.engine.max_num_seqs.into();
     request.max_model_len = args.engine.max_model_len.map(u64::from);
-    request.draft = match options.speculative_algorithm {
+    request.draft = match args.engine.speculative_algorithm {
         None => Some(Draft::EAGLE3).filter(|d| d.belongs_to(&config)),
         Some(SpeculativeAlgorithm::Eagle3) => Some(Draft::EAGLE3),
         Some(SpeculativeAlgorithm::None) => None,
+        Some(SpeculativeAlgorithm::Ngram) => {
+            let hint =
+                "guesses from the text take no memory but the records of a verify pass; plan with eagle3 or none";
+            return Err(CliError::usage("a plan knows no n-grams", "--speculative-algorithm ngram", hint));
+        }
     };
     // Tokens to verify without a draft are refused by the plan.
     let candidates = if request.draft.is_some() { 4 } else { 0 };
-    request.candidates = options.speculative_num_draft_tokens.unwrap_or(candidates);
+    request.candidates = args.engine.speculative_num_draft_tokens.map_or(candidates, u64::from);
     if let Some(list) = &options.conversation_tokens {
         request.conversations.clone_from(list);
     }
