@@ -49,18 +49,14 @@ pub enum Dtype {
     Bf16,
 }
 
-/// What proposes tokens ahead.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+/// Where guesses of the next tokens come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum SpeculativeAlgorithm {
-    /// Nothing: one token per sequence and step
-    #[value(alias = "NONE")]
+    /// No guesses: one token per sequence and step
+    #[default]
     None,
     /// What followed the last tokens when the text had them before (prompt lookup)
-    #[value(alias = "NGRAM")]
     Ngram,
-    /// The published draft model of Kimi K3; in plans only
-    #[value(alias = "EAGLE3")]
-    Eagle3,
 }
 
 /// How tool calls are recognised in answers.
@@ -162,13 +158,12 @@ pub struct EngineOptions {
     /// Where default sampling values come from
     #[arg(long, value_enum, default_value_t)]
     pub generation_config: GenerationConfig,
-    /// What proposes tokens ahead, to be verified together; answers stay the same [default: none; a plan's: eagle3 where
-    /// the draft fits the model]
-    #[arg(long, value_enum)]
-    pub speculative_algorithm: Option<SpeculativeAlgorithm>,
-    /// Tokens verified per request and step at most, the last one included [default: 6 with ngram, 4 with eagle3]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=i64::from(DRAFT_MAX) + 1))]
-    pub speculative_num_draft_tokens: Option<u32>,
+    /// Guess tokens and check several per step; answers stay the same, and widths follow what is accepted
+    #[arg(long, value_enum, default_value_t)]
+    pub speculative_algorithm: SpeculativeAlgorithm,
+    /// Guesses per sequence and step, at most
+    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(DRAFT_MAX)))]
+    pub speculative_num_draft_tokens: u32,
     /// Tokens that must repeat before a guess is made
     #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16))]
     pub speculative_ngram: u32,

@@ -1,10 +1,20 @@
 //! `tokenspeed plan`: memory and operation support from a config alone.
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde_json::json;
 
 use super::engine_options::{EngineOptions, bytes};
 use crate::{engine_setup, error::CliError};
+
+/// A draft model to make room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DraftModel {
+    /// The published one of Kimi K3
+    #[value(alias = "EAGLE3")]
+    Eagle3,
+    /// None
+    None,
+}
 
 /// Arguments of `plan`.
 #[derive(Clone, Debug, Args)]
@@ -36,6 +46,12 @@ pub struct KimiPlanOptions {
     /// Tokens per page [default: 64] (Kimi models)
     #[arg(long, alias = "block-size", value_name = "TOKENS")]
     pub page_size: Option<u64>,
+    /// Draft model to make room for [default: eagle3 where it fits the model] (Kimi models)
+    #[arg(long, value_enum)]
+    pub draft_model: Option<DraftModel>,
+    /// Tokens verified per request and step, the last one included [default: 4 with a draft model] (Kimi models)
+    #[arg(long, value_name = "N")]
+    pub verify_tokens: Option<u64>,
     /// Lengths to count conversations of [default: 50000,200000,1000000] (Kimi models)
     #[arg(long, value_name = "TOKENS,…", value_delimiter = ',')]
     pub conversation_tokens: Option<Vec<u64>>,
@@ -86,6 +102,8 @@ fn given(options: &KimiPlanOptions) -> Vec<&'static str> {
         (options.device_memory.is_some(), "--device-memory"),
         (options.gpu_memory_utilization.is_some(), "--gpu-memory-utilization"),
         (options.page_size.is_some(), "--page-size"),
+        (options.draft_model.is_some(), "--draft-model"),
+        (options.verify_tokens.is_some(), "--verify-tokens"),
         (options.conversation_tokens.is_some(), "--conversation-tokens"),
         (options.snapshots.is_some(), "--snapshots"),
     ];

@@ -331,36 +331,15 @@ fn engine_config(
     config.tokenizer_vocab_size = frontend.vocab_size().min(vocab);
     config.eos_ids = frontend.eos_ids().to_vec();
     config.prefix_cache = !options.no_prefix_cache;
-    if shape == Shape::Serve
-        && let Some(speculation) = speculation(options)?
-    {
-        let draft_max = speculation.draft_max;
-        config.speculation = Some(speculation);
+    if shape == Shape::Serve && options.speculative_algorithm == SpeculativeAlgorithm::Ngram {
+        let (draft_max, ngram) = (options.speculative_num_draft_tokens, options.speculative_ngram);
+        config.speculation = Some(SpeculationConfig { draft_max, ngram });
         let guesses = GUESSES_MAX.min(max_num_seqs.saturating_mul(draft_max));
         config.max_batch_tokens += guesses;
         config.max_logit_rows += guesses;
     }
     config.secret = [random_u64(), random_u64()];
     Ok(config)
-}
-
-/// How to speculate, if at all.
-fn speculation(options: &EngineOptions) -> Result<Option<SpeculationConfig>, CliError> {
-    let tokens = options.speculative_num_draft_tokens;
-    match options.speculative_algorithm {
-        None | Some(SpeculativeAlgorithm::None) if tokens.is_some() => {
-            let hint = "choose a --speculative-algorithm, or leave the option out";
-            Err(CliError::usage("nothing proposes tokens", "--speculative-num-draft-tokens", hint))
-        }
-        None | Some(SpeculativeAlgorithm::None) => Ok(None),
-        Some(SpeculativeAlgorithm::Ngram) => {
-            Ok(Some(SpeculationConfig { draft_max: tokens.unwrap_or(6) - 1, ngram: options.speculative_ngram }))
-        }
-        Some(SpeculativeAlgorithm::Eagle3) => {
-            let hint = "use ngram; `tokenspeed plan` counts the draft's memory";
-            Err(CliError::usage("EAGLE3 drafts are not served yet", "--speculative-algorithm eagle3", hint))
-        }
-    }
 }
 
 /// Slots for the states of the prefix cache: a second one for each running request, and those to keep.

@@ -126,7 +126,7 @@ fn invariant_in(mode: &str) {
             assert_eq!(cached, 128, "{words}: the cache was not used");
         }
     }
-    let words = "--threads 1 --speculative-algorithm ngram --speculative-ngram 1 --speculative-num-draft-tokens 8";
+    let words = "--threads 1 --speculative-algorithm ngram --speculative-ngram 1 --speculative-num-draft-tokens 7";
     let engine = load(words).engine;
     all_ways(&*engine, &expected, words);
     // A random model repeats itself only if it has little choice.

@@ -150,7 +150,7 @@ fn prefix_cache_and_speculation() {
     for (k, cache) in [(1, ""), (3, ""), (7, ""), (7, "--no-prefix-cache"), (3, "--chunked-prefill-size 64")] {
         let words = format!(
             "--speculative-algorithm ngram --speculative-ngram 1 --speculative-num-draft-tokens {} --prefix-snapshots 4 {cache}",
-            k + 1
+            k
         );
         let guessing = engine(&folder, &words);
         let (mut talk, mut cached) = (ids(3, 60), 0);
