@@ -6,14 +6,13 @@ use serde_json::json;
 use super::engine_options::{EngineOptions, bytes};
 use crate::{engine_setup, error::CliError};
 
-/// What proposes tokens ahead.
+/// A draft model to make room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum SpeculativeAlgorithm {
-    /// The published draft model of Kimi K3
+pub enum DraftModel {
+    /// The published one of Kimi K3
     #[value(alias = "EAGLE3")]
     Eagle3,
-    /// Nothing
-    #[value(alias = "NONE")]
+    /// None
     None,
 }
 
@@ -47,12 +46,12 @@ pub struct KimiPlanOptions {
     /// Tokens per page [default: 64] (Kimi models)
     #[arg(long, alias = "block-size", value_name = "TOKENS")]
     pub page_size: Option<u64>,
-    /// What proposes tokens ahead [default: eagle3 where the draft fits the model] (Kimi models)
+    /// Draft model to make room for [default: eagle3 where it fits the model] (Kimi models)
     #[arg(long, value_enum)]
-    pub speculative_algorithm: Option<SpeculativeAlgorithm>,
-    /// Tokens verified per request and step, the last one included [default: 4] (Kimi models)
+    pub draft_model: Option<DraftModel>,
+    /// Tokens verified per request and step, the last one included [default: 4 with a draft model] (Kimi models)
     #[arg(long, value_name = "N")]
-    pub speculative_num_draft_tokens: Option<u64>,
+    pub verify_tokens: Option<u64>,
     /// Lengths to count conversations of [default: 50000,200000,1000000] (Kimi models)
     #[arg(long, value_name = "TOKENS,…", value_delimiter = ',')]
     pub conversation_tokens: Option<Vec<u64>>,
@@ -103,8 +102,8 @@ fn given(options: &KimiPlanOptions) -> Vec<&'static str> {
         (options.device_memory.is_some(), "--device-memory"),
         (options.gpu_memory_utilization.is_some(), "--gpu-memory-utilization"),
         (options.page_size.is_some(), "--page-size"),
-        (options.speculative_algorithm.is_some(), "--speculative-algorithm"),
-        (options.speculative_num_draft_tokens.is_some(), "--speculative-num-draft-tokens"),
+        (options.draft_model.is_some(), "--draft-model"),
+        (options.verify_tokens.is_some(), "--verify-tokens"),
         (options.conversation_tokens.is_some(), "--conversation-tokens"),
         (options.snapshots.is_some(), "--snapshots"),
     ];

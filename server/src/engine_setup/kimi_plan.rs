@@ -8,15 +8,21 @@ use std::path::{Path, PathBuf};
 use tokenspeed_backend_api::dtype::DType;
 use tokenspeed_models::{
     config::{from_kimi, is_kimi},
-    kimi::plan::{Draft, PlanRequest, RankPlan},
+    kimi::{
+        KimiConfig, LayerKind,
+        plan::{Draft, PlanRequest, RankPlan},
+    },
 };
 
 use super::kimi_report;
 use crate::{
     cli::{
-        engine_options::{Dtype, EngineOptions, GenerationConfig, KvCacheDtype, Mode, ReasoningParser, ToolCallParser},
+        engine_options::{
+            Dtype, EngineOptions, GenerationConfig, KvCacheDtype, Mode, ReasoningParser, SpeculativeAlgorithm,
+            ToolCallParser,
+        },
         model_path::{ModelPath, resolve_model},
-        plan::{PlanArgs, SpeculativeAlgorithm},
+        plan::{DraftModel, PlanArgs},
     },
     error::CliError,
 };
@@ -72,14 +78,7 @@ pub fn kimi_plan(file: &Path, args: &PlanArgs) -> Result<KimiReport, CliError> {
     request.chunk_tokens = args.engine.chunked_prefill_size.into();
     request.max_num_seqs = args.engine.max_num_seqs.into();
     request.max_model_len = args.engine.max_model_len.map(u64::from);
-    request.draft = match options.speculative_algorithm {
-        None => Some(Draft::EAGLE3).filter(|d| d.belongs_to(&config)),
-        Some(SpeculativeAlgorithm::Eagle3) => Some(Draft::EAGLE3),
-        Some(SpeculativeAlgorithm::None) => None,
-    };
-    // Tokens to verify without a draft are refused by the plan.
-    let candidates = if request.draft.is_some() { 4 } else { 0 };
-    request.candidates = options.speculative_num_draft_tokens.unwrap_or(candidates);
+    speculation(&mut request, &config, args)?;
     if let Some(list) = &options.conversation_tokens {
         request.conversations.clone_from(list);
     }
@@ -97,8 +96,33 @@ pub fn kimi_plan(file: &Path, args: &PlanArgs) -> Result<KimiReport, CliError> {
     }
     let plan = RankPlan::new(&config, request)
         .map_err(|e| CliError::usage(e.to_string(), file.display().to_string(), "see tokenspeed plan --help"))?;
-    let layers = [tokenspeed_models::kimi::LayerKind::Kda, tokenspeed_models::kimi::LayerKind::Mla];
+    let layers = [LayerKind::Kda, LayerKind::Mla];
     Ok(KimiReport { config: file.to_owned(), layers: layers.map(|kind| config.layers_of(kind).count()), plan })
+}
+
+/// A draft model, or guesses of the engine's own, or neither.
+fn speculation(request: &mut PlanRequest, config: &KimiConfig, args: &PlanArgs) -> Result<(), CliError> {
+    let (engine, options) = (&args.engine, &args.kimi);
+    let guesses = engine.speculative_algorithm == SpeculativeAlgorithm::Ngram;
+    request.draft = match options.draft_model {
+        Some(DraftModel::Eagle3) if guesses => {
+            return Err(CliError::usage(
+                "tokens are guessed by a draft model or from the text, not by both",
+                "--draft-model with --speculative-algorithm",
+                "give one of them",
+            ));
+        }
+        Some(DraftModel::Eagle3) => Some(Draft::EAGLE3),
+        None if !guesses => Some(Draft::EAGLE3).filter(|d| d.belongs_to(config)),
+        Some(DraftModel::None) | None => None,
+    };
+    let usual = match request.draft {
+        Some(_) => 4,
+        None if guesses => u64::from(engine.speculative_num_draft_tokens) + 1,
+        None => 0,
+    };
+    request.candidates = options.verify_tokens.unwrap_or(usual);
+    Ok(())
 }
 
 impl KimiReport {
@@ -132,7 +156,10 @@ impl KimiReport {
 
 /// Options that would change nothing here.
 fn refuse_what_needs_a_backend(engine: &EngineOptions) -> Result<(), CliError> {
+    let ngram = engine.speculative_algorithm == SpeculativeAlgorithm::Ngram;
     let given = [
+        (!ngram && engine.speculative_num_draft_tokens != 5, "--speculative-num-draft-tokens"),
+        (engine.speculative_ngram != 3, "--speculative-ngram"),
         (engine.memory_bytes.is_some(), "--memory"),
         (engine.backend != "reference-cpu", "--backend"),
         (!engine.backend_options.is_empty(), "--backend-option"),
@@ -154,6 +181,11 @@ fn refuse_what_needs_a_backend(engine: &EngineOptions) -> Result<(), CliError> {
             "a plan of ranks asks no backend, so there is no budget to set",
             "--memory",
             "give the memory of each device as --device-memory",
+        )),
+        Some((_, "--speculative-num-draft-tokens")) => Err(CliError::usage(
+            "guesses per step are counted for --speculative-algorithm ngram only",
+            "--speculative-num-draft-tokens",
+            "with a draft model, give --verify-tokens",
         )),
         Some((_, "--prefix-snapshots")) => Err(CliError::usage(
             "a plan of ranks counts snapshots per conversation",
@@ -233,10 +265,15 @@ mod tests {
     #[test]
     fn options_change_the_plan() {
         let json = |options: &str| report(options).expect("planned").json();
-        let fp8 = json("--tp 8 --kv-cache-dtype fp8_e4m3 --speculative-algorithm none --page-size 16");
+        let fp8 = json("--tp 8 --kv-cache-dtype fp8_e4m3 --draft-model none --page-size 16");
         assert_eq!((&fp8["draft"], &fp8["cache"]["slot_record_bytes"]), (&serde_json::Value::Null, &0.into()));
         assert_eq!(fp8["cache"]["page_bytes"], 16 * 24 * 576);
         assert_eq!(fp8["device"], serde_json::Value::Null);
+        let ngram = json("--tp 8 --speculative-algorithm ngram --speculative-num-draft-tokens 3");
+        assert_eq!(
+            (&ngram["draft"], &ngram["cache"]["slot_record_bytes"]),
+            (&serde_json::Value::Null, &2_620_896.into())
+        );
         let few =
             json("--tp 8 --device-memory 288GB --gpu-memory-utilization 0.95 --conversation-tokens 1000 --snapshots 3");
         assert_eq!(few["device"]["budget_bytes"], 273_600_000_000u64);
@@ -257,7 +294,9 @@ mod tests {
             ("--seed 1", ["change nothing", "--seed"]),
             ("--prefix-snapshots 9", ["per conversation", "--snapshots"]),
             ("--tp 12", ["rows of the vocabulary", "1, 2, 4, 8, 16 or 32 ranks"]),
-            ("--tp 8 --speculative-num-draft-tokens 1", ["2 tokens or more", "config.json"]),
+            ("--tp 8 --verify-tokens 1", ["verify 2 or more", "config.json"]),
+            ("--draft-model eagle3 --speculative-algorithm ngram", ["not by both", "--draft-model"]),
+            ("--speculative-num-draft-tokens 3", ["ngram", "--verify-tokens"]),
             ("--no-prefix-cache --snapshots 1", ["--snapshots", "--no-prefix-cache"]),
             ("--gpu-memory-utilization 2", ["share of 2", "up to 1"]),
         ] {
