@@ -84,6 +84,15 @@ fn caches_of_a_rank() {
     assert_eq!(e4m3.slot, plan.slot);
 }
 
+/// Guesses without a draft need records, and nothing else.
+#[test]
+fn guesses_without_a_draft() {
+    let request = PlanRequest { candidates: 6, draft: None, ..eight(DType::BF16) };
+    let plan = RankPlan::new(&published(), request).expect("planned");
+    assert_eq!((plan.draft, plan.step.taps, plan.page_bytes), (None, 0, 64 * 24 * 576 * 2));
+    assert_eq!((plan.slot.record, plan.step.logit_rows), (69 * 6 * (3 * 1536 + 128 + 12) * 2, 64 * 6));
+}
+
 /// The published file has 2,136 bytes of header before its 20 tensors.
 #[test]
 fn the_draft() {
@@ -180,8 +189,8 @@ fn refusals_are_one_line_that_says_what_to_do() {
         (PlanRequest { max_model_len: Some(1 << 21), ..base.clone() }, "2097152"),
         (PlanRequest { conversations: vec![0], ..base.clone() }, "length of a conversation"),
         (PlanRequest { snapshots: vec![9999], ..base.clone() }, "9999"),
-        (PlanRequest { candidates: 1, ..base.clone() }, "2 tokens or more"),
-        (PlanRequest { draft: None, ..base.clone() }, "2 tokens or more"),
+        (PlanRequest { candidates: 0, ..base.clone() }, "0 tokens to verify"),
+        (PlanRequest { candidates: 1, draft: None, ..base.clone() }, "verify 2 or more"),
     ];
     for (request, part) in cases {
         let message = refusal(&k3, request);

@@ -11,7 +11,7 @@ use tokenspeed_backend_api::graph::{WeightBytes, WeightSource, WeightSpec};
 use tokenspeed_models::{
     kimi::{
         GraphOptions, Graphs, Kda, KimiConfig, KimiWeights, LayerKind, Mla, Moe,
-        slicing::{ExchangeKind, ExpertSplit, How, RankGraph, RankGraphs, RankWeights, Row, Split},
+        slicing::{ExchangeKind, ExpertSplit, How, RankGraph, RankGraphs, RankWeights, Rule, Split},
         tiny,
     },
     weights::Checkpoint,
@@ -154,8 +154,8 @@ fn a_wrong_slice_is_seen() {
         assert!(seeded.distance(&|_| None, None) <= 1e-5, "{name}: no fault, no difference");
         let (graphs, sources) = divide(&seeded.config, &seeded.weights, 2);
         for spec in &graphs[0].graph.weights {
-            let row = Row::of(&seeded.config, &spec.name).expect("ruled");
-            if matches!(row.how, How::Whole | How::ExpertIds) || !seen.insert(spec.name.clone()) {
+            let rule = Rule::of(&seeded.config, &spec.name).expect("ruled");
+            if matches!(rule.how, How::Whole | How::ExpertIds) || !seen.insert(spec.name.clone()) {
                 continue;
             }
             let wrong = |other: &WeightSpec| (other.name == spec.name).then(|| bytes(&sources[1], other));
@@ -163,7 +163,7 @@ fn a_wrong_slice_is_seen() {
             assert!(difference > 1e-4, "{name}: {} moves logits by {difference:e} only", spec.name);
         }
     }
-    let kinds = |how| seen.iter().filter(|n| Row::of(&small(tiny::k3()), n).is_ok_and(|r| r.how == how)).count();
+    let kinds = |how| seen.iter().filter(|n| Rule::of(&small(tiny::k3()), n).is_ok_and(|r| r.how == how)).count();
     for how in [
         How::HeadRows,
         How::HeadColumns,

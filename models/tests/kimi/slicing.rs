@@ -10,7 +10,7 @@ use tokenspeed_models::{
     config,
     kimi::{
         GraphOptions, Graphs, Kda, KimiConfig, KimiWeights, Mla, Moe,
-        slicing::{Cut, ExpertSplit, RankGraphs, RankWeights, Row, Split, SplitError, TABLE},
+        slicing::{Cut, ExpertSplit, RULES, RankGraphs, RankWeights, Rule, Split, SplitError},
         tensors, tiny,
     },
     weights::Checkpoint,
@@ -23,25 +23,25 @@ fn published(name: &str) -> KimiConfig {
 
 /// Each tensor of the family has exactly one rule, and each rule a tensor.
 #[test]
-fn the_table_is_complete_and_has_no_dead_row() {
+fn the_rules_are_complete_and_none_is_dead() {
     let mut used = std::collections::HashSet::new();
     let models = variants::all().into_iter().map(|(_, c)| c);
     for config in models.chain([published("kimi-k3-config.json"), published("kimi-linear-config.json")]) {
         tensors::text(&config, &mut |t| {
-            let row = Row::of(&config, &t.name).expect("ruled");
-            used.insert((row.name, format!("{:?}", row.scope)));
+            let rule = Rule::of(&config, &t.name).expect("ruled");
+            used.insert((rule.name, format!("{:?}", rule.scope)));
         });
         for spec in Graphs::new(&config, GraphOptions::EXACT).forward.weights {
-            let row = Row::of(&config, &spec.name).expect("ruled");
-            used.insert((row.name, format!("{:?}", row.scope)));
+            let rule = Rule::of(&config, &spec.name).expect("ruled");
+            used.insert((rule.name, format!("{:?}", rule.scope)));
         }
     }
-    for row in &TABLE {
-        assert!(used.contains(&(row.name, format!("{:?}", row.scope))), "{row:?}");
+    for rule in &RULES {
+        assert!(used.contains(&(rule.name, format!("{:?}", rule.scope))), "{rule:?}");
     }
-    assert_eq!(used.len(), TABLE.len(), "a name twice");
-    assert!(Row::of(&tiny::k3(), "model.layers.0.self_attn.rotary").is_err());
-    assert!(Row::of(&tiny::k3(), "model.layers.99.input_layernorm.weight").is_err());
+    assert_eq!(used.len(), RULES.len(), "a name twice");
+    assert!(Rule::of(&tiny::k3(), "model.layers.0.self_attn.rotary").is_err());
+    assert!(Rule::of(&tiny::k3(), "model.layers.99.input_layernorm.weight").is_err());
 }
 
 /// Cuts of all ranks lie end to end and cover the axis; both for tensors as stored and for stacks of experts.
@@ -53,7 +53,7 @@ fn cuts_are_a_partition() {
     {
         let cut = |rank, spec: &WeightSpec| {
             let split = Split::new(&k3, rank, ranks, experts).expect("it divides");
-            split.cut(Row::of(&k3, &spec.name).expect("ruled"), &spec.name, &spec.dims)
+            split.cut(Rule::of(&k3, &spec.name).expect("ruled"), &spec.name, &spec.dims)
         };
         for spec in Graphs::new(&k3, GraphOptions::EXACT).forward.weights.iter().take(120) {
             let cuts: Vec<Option<Cut>> = (0..ranks).map(|rank| cut(rank, spec)).collect();

@@ -129,8 +129,8 @@ fn cache(plan: &RankPlan) -> String {
     }
     let page = format!("page of {} tokens", request.block_tokens);
     line(&page, &|dtype| (latent(dtype) + draft) * request.block_tokens, "");
-    let all = format!("{:.1} MB over all ranks", ((slot.state + slot.window) * request.ranks) as f64 / 1e6);
-    line("state slot: KDA states and windows", &|_| slot.state + slot.window, &all);
+    let all = format!("{:.1} MB over all ranks", (slot.recurrent() * request.ranks) as f64 / 1e6);
+    line("state slot: KDA states and windows", &|_| slot.recurrent(), &all);
     if slot.record > 0 {
         let note = format!("{} tokens to verify", request.candidates);
         line("state slot: verify record", &|_| slot.record, &note);

@@ -55,9 +55,14 @@ pub enum PlanError {
         /// Of this model.
         own_vocab: u64,
     },
-    /// A draft and nothing to verify, or the reverse.
-    #[error("a draft proposes tokens and a step verifies them: give both, with 2 tokens or more, or none")]
-    Speculation,
+    /// Too few tokens to verify.
+    #[error(
+        "{candidates} tokens to verify cannot hold a guess; verify 2 or more, or plan without draft model and guesses"
+    )]
+    Speculation {
+        /// As given, the last token included.
+        candidates: u64,
+    },
 }
 
 /// Refuse what the arithmetic of a plan is not made for; a configuration may come from anywhere.
@@ -109,16 +114,17 @@ pub(super) fn check(config: &KimiConfig, request: &PlanRequest) -> Result<(), Pl
         let (what, supported) = ("convolution windows", "f32, f16 or bf16");
         return Err(PlanError::Format { what, dtype: request.window, supported });
     }
-    match request.draft {
-        None if request.candidates == 0 => Ok(()),
-        Some(draft) if !draft.belongs_to(config) => Err(PlanError::Draft {
+    if let Some(draft) = request.draft.filter(|draft| !draft.belongs_to(config)) {
+        return Err(PlanError::Draft {
             name: draft.name,
             width: draft.hidden_size,
             vocab: draft.vocab_size,
             own_width: config.hidden_size,
             own_vocab: config.vocab_size,
-        }),
-        Some(_) if request.candidates >= 2 => Ok(()),
-        _ => Err(PlanError::Speculation),
+        });
+    }
+    match (request.draft, request.candidates) {
+        (None, 0) | (_, 2..) => Ok(()),
+        (_, candidates) => Err(PlanError::Speculation { candidates }),
     }
 }

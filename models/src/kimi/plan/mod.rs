@@ -16,7 +16,7 @@ pub use sizes::{DeviceBytes, DraftBytes, Fit, PartBytes, SlotBytes, StepBytes};
 
 use super::{
     config::KimiConfig,
-    slicing::{ExchangeKind, ExpertSplit, Part, RankGraph, RankGraphs, Row, Split},
+    slicing::{ExchangeKind, ExpertSplit, Part, RankGraph, RankGraphs, Rule, Split},
     stack::{GraphOptions, Graphs},
     tensors::CheckpointSize,
 };
@@ -49,7 +49,7 @@ pub struct PlanRequest {
     pub max_model_len: Option<u64>,
     /// Tokens verified per request and step, the last one included; 0 = no speculation.
     pub candidates: u64,
-    /// Draft model, with speculation.
+    /// Draft model; speculation may also guess without one.
     pub draft: Option<Draft>,
     /// Lengths to count conversations of, in tokens.
     pub conversations: Vec<u64>,
@@ -186,8 +186,8 @@ fn weights(config: &KimiConfig, whole: &Graph, rank: &Graph) -> Result<Vec<PartB
     let mut parts: Vec<_> =
         Part::ALL.map(|part| PartBytes { part, rank_bytes: 0, whole_bytes: 0 }).into_iter().collect();
     for (spec, full) in rank.weights.iter().zip(&whole.weights) {
-        let row = Row::of(config, &spec.name)?;
-        let part = parts.iter_mut().find(|p| p.part == row.part).expect("every part is listed");
+        let rule = Rule::of(config, &spec.name)?;
+        let part = parts.iter_mut().find(|p| p.part == rule.part).expect("every part is listed");
         part.rank_bytes += bytes(spec);
         part.whole_bytes += bytes(full);
     }

@@ -39,9 +39,14 @@ pub struct SlotBytes {
 }
 
 impl SlotBytes {
+    /// What a sequence needs to go on: states and windows.
+    pub fn recurrent(&self) -> u64 {
+        self.state + self.window
+    }
+
     /// All of it.
     pub fn total(&self) -> u64 {
-        self.state + self.window + self.record
+        self.recurrent() + self.record
     }
 }
 

@@ -9,7 +9,7 @@
 
 use super::{
     SplitError,
-    table::{Cut, ExpertSplit, Row, Split},
+    table::{Cut, ExpertSplit, Rule, Split},
 };
 use crate::kimi::{
     builder::attrs,
@@ -134,8 +134,8 @@ fn divide(config: &KimiConfig, split: Split, whole: &Graph, mut narrow: Graph) -
     let mut cuts = Vec::new();
     for (spec, full) in narrow.weights.iter_mut().zip(&whole.weights) {
         assert_eq!(spec.name, full.name, "graphs of one model have the same weights in the same order");
-        let row = Row::of(config, &spec.name)?;
-        let cut = split.cut(row, &spec.name, &full.dims);
+        let rule = Rule::of(config, &spec.name)?;
+        let cut = split.cut(rule, &spec.name, &full.dims);
         let mut dims = full.dims.clone();
         cut.iter().for_each(|cut| dims[cut.axis] = cut.len);
         // The narrow model keeps the vocabulary and the latent space.

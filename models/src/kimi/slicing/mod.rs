@@ -1,6 +1,6 @@
 //! Tensor parallelism: what each rank holds of every weight, and where ranks must exchange values.
 //!
-//! * [`TABLE`]: the rule of every weight, in one place; [`Split`] checks that a model can be divided, and applies the rules.
+//! * [`RULES`]: the rule of every weight, in one place; [`Split`] checks that a model can be divided, and applies the rules.
 //! * [`RankGraph`]: the graph of one rank. It is the graph of a model with fewer heads and narrower MLPs; exchange points
 //!   are not written down but follow from the table: a product over cut columns is a summand, and is summed over ranks
 //!   before anything that is not a sum reads it.
@@ -16,5 +16,5 @@ mod weights;
 
 pub use error::SplitError;
 pub use graph::{Exchange, ExchangeKind, RankGraph, RankGraphs};
-pub use table::{Cut, ExpertSplit, How, Part, Row, Scope, Split, TABLE};
+pub use table::{Cut, ExpertSplit, How, Part, RULES, Rule, Scope, Split};
 pub use weights::RankWeights;

@@ -67,7 +67,7 @@ impl Part {
     }
 }
 
-/// Where names of a row are valid.
+/// Where names of a rule are valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// The whole name.
@@ -106,7 +106,7 @@ pub enum How {
 
 /// A rule.
 #[derive(Clone, Copy, Debug)]
-pub struct Row {
+pub struct Rule {
     /// For people.
     pub part: Part,
     /// Where `name` is valid.
@@ -117,8 +117,8 @@ pub struct Row {
     pub how: How,
 }
 
-const fn row(part: Part, scope: Scope, name: &'static str, how: How) -> Row {
-    Row { part, scope, name, how }
+const fn rule(part: Part, scope: Scope, name: &'static str, how: How) -> Rule {
+    Rule { part, scope, name, how }
 }
 
 const KDA: Scope = Scope::Attention(LayerKind::Kda);
@@ -126,58 +126,58 @@ const MLA: Scope = Scope::Attention(LayerKind::Mla);
 use Scope::{Layer, Model};
 
 /// Every weight of the family.
-pub const TABLE: [Row; 51] = [
-    row(Part::Embedding, Model, "model.embed_tokens", How::Whole),
-    row(Part::Norms, Model, "model.norm", How::Whole),
-    row(Part::Norms, Model, "model.output_attn_res_norm", How::Whole),
-    row(Part::Norms, Model, "model.output_attn_res_proj", How::Whole),
-    row(Part::Head, Model, "lm_head", How::VocabularyRows),
-    row(Part::Norms, Layer, "input_layernorm", How::Whole),
-    row(Part::Norms, Layer, "post_attention_layernorm", How::Whole),
-    row(Part::Norms, Layer, "self_attention_res_norm", How::Whole),
-    row(Part::Norms, Layer, "self_attention_res_proj", How::Whole),
-    row(Part::Norms, Layer, "mlp_res_norm", How::Whole),
-    row(Part::Norms, Layer, "mlp_res_proj", How::Whole),
-    row(Part::Kda, KDA, "self_attn.q_proj", How::HeadRows),
-    row(Part::Kda, KDA, "self_attn.k_proj", How::HeadRows),
-    row(Part::Kda, KDA, "self_attn.v_proj", How::HeadRows),
-    row(Part::Kda, KDA, "self_attn.q_conv1d", How::HeadRows),
-    row(Part::Kda, KDA, "self_attn.k_conv1d", How::HeadRows),
-    row(Part::Kda, KDA, "self_attn.v_conv1d", How::HeadRows),
-    row(Part::Kda, KDA, "self_attn.f_a_proj", How::Whole),
-    row(Part::Kda, KDA, "self_attn.f_b_proj", How::HeadRows),
-    row(Part::Kda, KDA, "self_attn.b_proj", How::HeadRows),
-    row(Part::Kda, KDA, "self_attn.g_proj", How::HeadRows),
-    row(Part::Kda, KDA, "self_attn.g_a_proj", How::Whole),
-    row(Part::Kda, KDA, "self_attn.g_b_proj", How::HeadRows),
-    row(Part::Kda, KDA, "self_attn.A_log", How::HeadRows),
-    row(Part::Kda, KDA, "self_attn.dt_bias", How::HeadRows),
-    row(Part::Kda, KDA, "self_attn.o_norm", How::Whole),
-    row(Part::Kda, KDA, "self_attn.o_proj", How::HeadColumns),
-    row(Part::Mla, MLA, "self_attn.q_proj", How::HeadRows),
-    row(Part::Mla, MLA, "self_attn.q_a_proj", How::Whole),
-    row(Part::Mla, MLA, "self_attn.q_a_layernorm", How::Whole),
-    row(Part::Mla, MLA, "self_attn.q_b_proj", How::HeadRows),
-    row(Part::Mla, MLA, "self_attn.kv_a_proj_with_mqa", How::Whole),
-    row(Part::Mla, MLA, "self_attn.kv_a_layernorm", How::Whole),
-    row(Part::Mla, MLA, "self_attn.kv_b_proj", How::HeadRows),
-    row(Part::Mla, MLA, "self_attn.g_proj", How::HeadRows),
-    row(Part::Mla, MLA, "self_attn.o_proj", How::HeadColumns),
-    row(Part::DenseMlp, Layer, "mlp.gate_proj", How::WidthRows),
-    row(Part::DenseMlp, Layer, "mlp.up_proj", How::WidthRows),
-    row(Part::DenseMlp, Layer, "mlp.down_proj", How::WidthColumns),
-    row(Part::Router, Layer, "block_sparse_moe.gate", How::Whole),
-    row(Part::Router, Layer, "block_sparse_moe.gate.e_score_correction_bias", How::Whole),
-    row(Part::Latent, Layer, "block_sparse_moe.routed_expert_down_proj", How::Whole),
-    row(Part::Latent, Layer, "block_sparse_moe.routed_expert_norm", How::Whole),
-    row(Part::Latent, Layer, "block_sparse_moe.routed_expert_up_proj", How::LatentColumns),
-    row(Part::Experts, Layer, "block_sparse_moe.experts.slots", How::ExpertIds),
-    row(Part::Experts, Layer, "block_sparse_moe.experts.w1", How::ExpertRows),
-    row(Part::Experts, Layer, "block_sparse_moe.experts.w3", How::ExpertRows),
-    row(Part::Experts, Layer, "block_sparse_moe.experts.w2", How::ExpertColumns),
-    row(Part::SharedExperts, Layer, "block_sparse_moe.shared_experts.gate_proj", How::WidthRows),
-    row(Part::SharedExperts, Layer, "block_sparse_moe.shared_experts.up_proj", How::WidthRows),
-    row(Part::SharedExperts, Layer, "block_sparse_moe.shared_experts.down_proj", How::WidthColumns),
+pub const RULES: [Rule; 51] = [
+    rule(Part::Embedding, Model, "model.embed_tokens", How::Whole),
+    rule(Part::Norms, Model, "model.norm", How::Whole),
+    rule(Part::Norms, Model, "model.output_attn_res_norm", How::Whole),
+    rule(Part::Norms, Model, "model.output_attn_res_proj", How::Whole),
+    rule(Part::Head, Model, "lm_head", How::VocabularyRows),
+    rule(Part::Norms, Layer, "input_layernorm", How::Whole),
+    rule(Part::Norms, Layer, "post_attention_layernorm", How::Whole),
+    rule(Part::Norms, Layer, "self_attention_res_norm", How::Whole),
+    rule(Part::Norms, Layer, "self_attention_res_proj", How::Whole),
+    rule(Part::Norms, Layer, "mlp_res_norm", How::Whole),
+    rule(Part::Norms, Layer, "mlp_res_proj", How::Whole),
+    rule(Part::Kda, KDA, "self_attn.q_proj", How::HeadRows),
+    rule(Part::Kda, KDA, "self_attn.k_proj", How::HeadRows),
+    rule(Part::Kda, KDA, "self_attn.v_proj", How::HeadRows),
+    rule(Part::Kda, KDA, "self_attn.q_conv1d", How::HeadRows),
+    rule(Part::Kda, KDA, "self_attn.k_conv1d", How::HeadRows),
+    rule(Part::Kda, KDA, "self_attn.v_conv1d", How::HeadRows),
+    rule(Part::Kda, KDA, "self_attn.f_a_proj", How::Whole),
+    rule(Part::Kda, KDA, "self_attn.f_b_proj", How::HeadRows),
+    rule(Part::Kda, KDA, "self_attn.b_proj", How::HeadRows),
+    rule(Part::Kda, KDA, "self_attn.g_proj", How::HeadRows),
+    rule(Part::Kda, KDA, "self_attn.g_a_proj", How::Whole),
+    rule(Part::Kda, KDA, "self_attn.g_b_proj", How::HeadRows),
+    rule(Part::Kda, KDA, "self_attn.A_log", How::HeadRows),
+    rule(Part::Kda, KDA, "self_attn.dt_bias", How::HeadRows),
+    rule(Part::Kda, KDA, "self_attn.o_norm", How::Whole),
+    rule(Part::Kda, KDA, "self_attn.o_proj", How::HeadColumns),
+    rule(Part::Mla, MLA, "self_attn.q_proj", How::HeadRows),
+    rule(Part::Mla, MLA, "self_attn.q_a_proj", How::Whole),
+    rule(Part::Mla, MLA, "self_attn.q_a_layernorm", How::Whole),
+    rule(Part::Mla, MLA, "self_attn.q_b_proj", How::HeadRows),
+    rule(Part::Mla, MLA, "self_attn.kv_a_proj_with_mqa", How::Whole),
+    rule(Part::Mla, MLA, "self_attn.kv_a_layernorm", How::Whole),
+    rule(Part::Mla, MLA, "self_attn.kv_b_proj", How::HeadRows),
+    rule(Part::Mla, MLA, "self_attn.g_proj", How::HeadRows),
+    rule(Part::Mla, MLA, "self_attn.o_proj", How::HeadColumns),
+    rule(Part::DenseMlp, Layer, "mlp.gate_proj", How::WidthRows),
+    rule(Part::DenseMlp, Layer, "mlp.up_proj", How::WidthRows),
+    rule(Part::DenseMlp, Layer, "mlp.down_proj", How::WidthColumns),
+    rule(Part::Router, Layer, "block_sparse_moe.gate", How::Whole),
+    rule(Part::Router, Layer, "block_sparse_moe.gate.e_score_correction_bias", How::Whole),
+    rule(Part::Latent, Layer, "block_sparse_moe.routed_expert_down_proj", How::Whole),
+    rule(Part::Latent, Layer, "block_sparse_moe.routed_expert_norm", How::Whole),
+    rule(Part::Latent, Layer, "block_sparse_moe.routed_expert_up_proj", How::LatentColumns),
+    rule(Part::Experts, Layer, "block_sparse_moe.experts.slots", How::ExpertIds),
+    rule(Part::Experts, Layer, "block_sparse_moe.experts.w1", How::ExpertRows),
+    rule(Part::Experts, Layer, "block_sparse_moe.experts.w3", How::ExpertRows),
+    rule(Part::Experts, Layer, "block_sparse_moe.experts.w2", How::ExpertColumns),
+    rule(Part::SharedExperts, Layer, "block_sparse_moe.shared_experts.gate_proj", How::WidthRows),
+    rule(Part::SharedExperts, Layer, "block_sparse_moe.shared_experts.up_proj", How::WidthRows),
+    rule(Part::SharedExperts, Layer, "block_sparse_moe.shared_experts.down_proj", How::WidthColumns),
 ];
 
 /// Which way routed experts are divided.
@@ -240,11 +240,11 @@ impl Split {
 
     /// The rank's share of a tensor of this rule, `None` = all of it. `dims` are the graph's: one entry per head for what a
     /// checkpoint pads or stores with axes of length 1.
-    pub fn cut(&self, row: &Row, name: &str, dims: &[u64]) -> Option<Cut> {
+    pub fn cut(&self, rule: &Rule, name: &str, dims: &[u64]) -> Option<Cut> {
         // A stack of experts has the expert as its first axis; a tensor of one expert has not.
         let stacked = is_expert(name) && dims.len() == 3;
         let (rows, columns) = (usize::from(stacked), dims.len() - 1);
-        let axis = match (row.how, self.experts) {
+        let axis = match (rule.how, self.experts) {
             (How::Whole, _) | (How::ExpertIds, ExpertSplit::Width) => return None,
             (How::HeadRows | How::WidthRows | How::VocabularyRows, _) => 0,
             (How::HeadColumns | How::WidthColumns | How::LatentColumns, _) => columns,
@@ -303,9 +303,9 @@ fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-impl Row {
+impl Rule {
     /// The rule of a weight of the graph, or of a stored tensor.
-    pub fn of(config: &KimiConfig, name: &str) -> Result<&'static Row, SplitError> {
+    pub fn of(config: &KimiConfig, name: &str) -> Result<&'static Rule, SplitError> {
         let missing = || SplitError::Rule { label: name.to_owned(), reason: "no slicing rule".to_owned() };
         let inner = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
         let layer = inner.and_then(|(layer, _)| layer.parse::<usize>().ok());
@@ -313,15 +313,15 @@ impl Row {
         let local = inner.map_or(name, |(_, rest)| rest);
         let base = [".weight", ".weight_packed", ".weight_scale"].iter().find_map(|s| local.strip_suffix(s));
         let base = of_stack(base.unwrap_or(local));
-        let fits = |row: &&Row| {
-            row.name == base
-                && match row.scope {
+        let fits = |rule: &&Rule| {
+            rule.name == base
+                && match rule.scope {
                     Scope::Model => kind.is_none(),
                     Scope::Layer => kind.is_some(),
                     Scope::Attention(wanted) => kind == Some(wanted),
                 }
         };
-        TABLE.iter().find(fits).ok_or_else(missing)
+        RULES.iter().find(fits).ok_or_else(missing)
     }
 }
 

@@ -3,7 +3,7 @@
 //! What lies in one piece is used in place, in the mapped file; what does not is copied, experts one at a time, so that
 //! a load never holds more than the slice it is making.
 
-use super::table::{Cut, ExpertSplit, Row, Split};
+use super::table::{Cut, ExpertSplit, Rule, Split};
 use crate::kimi::is_slots;
 use crate::kimi::{config::KimiConfig, source::KimiWeights, tensors::is_expert};
 use std::{borrow::Cow, sync::Arc};
@@ -25,13 +25,13 @@ impl RankWeights {
 
     /// The whole weight that `spec` is a slice of, and where it lies in it.
     fn whole(&self, spec: &WeightSpec) -> Result<(WeightSpec, Option<Cut>), String> {
-        let row = Row::of(&self.config, &spec.name).map_err(|e| e.to_string())?;
+        let rule = Rule::of(&self.config, &spec.name).map_err(|e| e.to_string())?;
         let mut whole = spec.clone();
         // The axis depends on the rank of the shape alone; with it, the whole shape is known, and then the cut.
-        if let Some(cut) = self.split.cut(row, &spec.name, &spec.dims) {
+        if let Some(cut) = self.split.cut(rule, &spec.name, &spec.dims) {
             whole.dims[cut.axis] *= self.split.ranks;
         }
-        let cut = self.split.cut(row, &spec.name, &whole.dims);
+        let cut = self.split.cut(rule, &spec.name, &whole.dims);
         Ok((whole, cut))
     }
 
