@@ -11,6 +11,8 @@ pub(crate) struct Ranks {
     ends: Vec<u32>,
     /// Open addressing, id + 1; 0 is free. A power of two long, at most half full.
     table: Vec<u32>,
+    /// Tokens of two bytes, id + 1 by those bytes: every merge begins with one look-up per byte of text.
+    two: Vec<u32>,
     longest: usize,
 }
 
@@ -86,7 +88,8 @@ impl Ranks {
 
     /// From tokens in id order; the same checks.
     pub(crate) fn build(file: &str, tokens: impl IntoIterator<Item = Vec<u8>>) -> Result<Self, TokenizerError> {
-        let mut ranks = Self { bytes: Vec::new(), ends: Vec::new(), table: Vec::new(), longest: 0 };
+        let mut ranks =
+            Self { bytes: Vec::new(), ends: Vec::new(), table: Vec::new(), two: vec![0; 1 << 16], longest: 0 };
         for token in tokens {
             ranks.bytes.extend_from_slice(&token);
             let end = u32::try_from(ranks.bytes.len())
@@ -106,6 +109,9 @@ impl Ranks {
                 slot = (slot + 1) & (ranks.table.len() - 1);
             }
             ranks.table[slot] = id + 1;
+            if let [first, second] = *ranks.token(id) {
+                ranks.two[usize::from(first) << 8 | usize::from(second)] = id + 1;
+            }
         }
         match (0..=255u8).find(|byte| ranks.id(&[*byte]).is_none()) {
             None => Ok(ranks),
@@ -139,6 +145,9 @@ impl Ranks {
 
     /// The token that is exactly `bytes`.
     pub(crate) fn id(&self, bytes: &[u8]) -> Option<u32> {
+        if let [first, second] = *bytes {
+            return self.two[usize::from(first) << 8 | usize::from(second)].checked_sub(1);
+        }
         let mut slot = self.slot(bytes);
         loop {
             let id = self.table[slot].checked_sub(1)?;
