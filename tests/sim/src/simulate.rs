@@ -237,10 +237,19 @@ impl<'s> Simulation<'s> {
         self.watch.after_step(&holders);
         self.doubt();
         let ears = &self.ears;
+        let lingers = holders.iter().find(|holder| ears.asked[&holder.id].is_over);
+        ensure(lingers.is_none(), Check::Baseline, || {
+            format!("{lingers:?} has ended and holds memory after the step")
+        })?;
+        let metrics = self.engine.metrics();
+        let open = ears.open().count() as u64;
+        ensure(metrics.running + metrics.waiting == open, Check::Baseline, || {
+            format!("{} run and {} wait, {open} have not ended", metrics.running, metrics.waiting)
+        })?;
         let mut world = self.registered.world.lock();
         world.truths.retain(|id, _| holders.iter().any(|holder| holder.id == *id) || !ears.asked[id].is_over);
         drop(world);
-        self.promises.looked_at(&self.engine.metrics());
+        self.promises.looked_at(&metrics);
         self.promises.ended(ears);
         self.conserve()?;
         Ok(true)
