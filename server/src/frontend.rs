@@ -35,7 +35,8 @@ pub enum FrontendError {
 pub struct ChatInput {
     /// Validated messages in the OpenAI shape, with these normalisations: `content` is always a string (parts joined
     /// with nothing between them, `null` and missing become `""`), fields that were `null` are absent, `tool_calls[].function.arguments` is
-    /// a string of JSON as the caller sent it.
+    /// a string of JSON as the caller sent it. With [`TextFrontend::has_setting_words`] a system message may carry
+    /// `tools`.
     pub messages: Vec<Value>,
     /// Tool definitions as the caller sent them, in order; empty = none.
     pub tools: Vec<Value>,
@@ -43,6 +44,45 @@ pub struct ChatInput {
     pub add_generation_prompt: bool,
     /// Extra variables of the template.
     pub template_kwargs: Map<String, Value>,
+    /// See [`ChatSettings`]; default unless [`TextFrontend::has_setting_words`].
+    pub settings: ChatSettings,
+}
+
+/// What the caller wants of tools.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ToolChoice {
+    /// The model decides.
+    #[default]
+    Auto,
+    /// No calls.
+    None,
+    /// At least one call.
+    Required,
+}
+
+/// The form of the answer.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum AnswerForm {
+    /// Text.
+    #[default]
+    Text,
+    /// JSON of any shape.
+    Json,
+    /// JSON that fits a schema.
+    Schema(Value),
+}
+
+/// What some chat formats have words for. The model is told; nothing constrains decoding.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ChatSettings {
+    /// Whether to call tools. Anything but `Auto` only if there are tools.
+    pub tool_choice: ToolChoice,
+    /// The form of the answer.
+    pub answer_form: AnswerForm,
+    /// Think before answering; `None`: the model's default.
+    pub thinking: Option<bool>,
+    /// How much to think, as the caller spelled it.
+    pub effort: Option<String>,
 }
 
 /// A prompt ready for the engine.
@@ -177,4 +217,9 @@ pub trait TextFrontend: Send + Sync {
 
     /// Parsers in force.
     fn parsers(&self) -> Parsers;
+
+    /// The chat format has words for [`ChatSettings`], and for tools in system messages.
+    fn has_setting_words(&self) -> bool {
+        false
+    }
 }

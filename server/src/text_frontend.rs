@@ -1,13 +1,20 @@
 //! The text layer of `tokenspeed-models` behind the server's [`TextFrontend`].
 
+mod parsers;
+mod xtml;
+
 use std::{
     sync::Arc,
     time::{SystemTime, UNIX_EPOCH},
 };
 
 use tokenspeed_models::text::{
-    self, Chat, ChatTemplates, ContentControls, Controls, Delta, ReasoningFormat, SpecialText, TemplateError, Tokenizer,
+    self, Chat, ChatTemplates, ContentControls, Controls, Delta, ReasoningFormat, SpecialText, TemplateError,
+    Tokenizer, ToolFormat, kimi,
 };
+
+pub use parsers::SetupError;
+use parsers::{Calls, Choice, Thoughts};
 
 use crate::{
     cli::engine_options::{ReasoningParser, ToolCallParser},
@@ -35,19 +42,20 @@ pub struct ModelFrontend {
     tokenizer: Arc<Tokenizer>,
     templates: Option<ChatTemplates>,
     eos_ids: Vec<u32>,
-    parsers: Parsers,
+    choice: Choice,
+    /// Chats are written in Kimi K3's own format.
+    is_xtml: bool,
 }
 
 const THINK: &str = "<think>";
 
 impl ModelFrontend {
     /// Compile the templates. `eos_ids`: every id that ends an answer (generation config, config and tokenizer joined).
-    pub fn new(
-        tokenizer: Arc<Tokenizer>,
-        mut eos_ids: Vec<u32>,
-        choices: TextChoices<'_>,
-    ) -> Result<Self, TemplateError> {
+    pub fn new(tokenizer: Arc<Tokenizer>, mut eos_ids: Vec<u32>, choices: TextChoices<'_>) -> Result<Self, SetupError> {
+        // A template given by the operator is used even where the model has a format of its own.
+        let is_xtml = tokenizer.xtml().is_some() && choices.chat_template.is_none();
         let templates = match ChatTemplates::new(choices.chat_template, &tokenizer) {
+            _ if is_xtml => None,
             Err(TemplateError::Missing) => None,
             other => Some(other?),
         };
@@ -56,21 +64,10 @@ impl ModelFrontend {
             None => tokenizer.templates().iter().map(|template| template.source.as_str()).collect(),
         };
         let mentions = |text: &str| sources.iter().any(|source| source.contains(text));
-        let parsers = Parsers {
-            tools: match choices.tools {
-                ToolCallParser::Auto => mentions("<tool_call>"),
-                ToolCallParser::Hermes => true,
-                ToolCallParser::None => false,
-            },
-            reasoning: match choices.reasoning {
-                ReasoningParser::Auto => mentions("</think>"),
-                ReasoningParser::Think => true,
-                ReasoningParser::None => false,
-            },
-        };
+        let choice = Choice::new(choices.tools, choices.reasoning, is_xtml, mentions)?;
         eos_ids.sort_unstable();
         eos_ids.dedup();
-        Ok(Self { tokenizer, templates, eos_ids, parsers })
+        Ok(Self { tokenizer, templates, eos_ids, choice, is_xtml })
     }
 }
 
@@ -99,6 +96,9 @@ impl TextFrontend for ModelFrontend {
     }
 
     fn encode_chat(&self, chat: &ChatInput) -> Result<EncodedPrompt, FrontendError> {
+        if let (true, Some(texts)) = (self.is_xtml, self.tokenizer.xtml()) {
+            return xtml::encode(&self.tokenizer, texts, chat);
+        }
         let templates = self.templates.as_ref().ok_or_else(|| template_error(TemplateError::Missing))?;
         let tools = (!chat.tools.is_empty()).then(|| serde_json::Value::Array(chat.tools.clone()));
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |duration| duration.as_secs() as i64);
@@ -113,7 +113,7 @@ impl TextFrontend for ModelFrontend {
         };
         let rendered = templates.render(&input, &self.tokenizer).map_err(template_error)?;
         let ids = self.tokenizer.encode_rendered(&rendered).map_err(internal)?;
-        let in_reasoning = self.parsers.reasoning && rendered.text().trim_end().ends_with(THINK);
+        let in_reasoning = self.choice.thoughts.is_some() && rendered.text().trim_end().ends_with(THINK);
         Ok(EncodedPrompt { ids, in_reasoning })
     }
 
@@ -134,14 +134,30 @@ impl TextFrontend for ModelFrontend {
 
     fn open(&self, prompt: &[u32], options: OutputOptions) -> Result<Box<dyn OutputStream>, FrontendError> {
         let parse = options.parse;
-        let reads_tools = self.parsers.tools && parse.as_ref().is_some_and(|parse| !parse.tools.is_empty());
+        let Choice { calls, thoughts } = self.choice;
+        let tools = parse.as_ref().map_or(&[][..], |parse| &parse.tools);
+        let reads_tools = calls.is_some() && !tools.is_empty();
+        let tool_format = match calls {
+            Some(Calls::Sections) => {
+                let names = tools.iter().filter_map(|tool| tool["function"]["name"].as_str());
+                ToolFormat::Sections(names.map(str::to_owned).collect())
+            }
+            _ => ToolFormat::Hermes,
+        };
+        let starts_inside = parse.as_ref().is_some_and(|parse| parse.in_reasoning);
+        let tags = ReasoningFormat::think(starts_inside);
+        let tags = if reads_tools && calls == Some(Calls::Sections) { tags.or_tool_section() } else { tags };
+        let xtml =
+            kimi::XtmlOptions { starts_thinking: starts_inside, split_reasoning: thoughts == Some(Thoughts::Xtml) };
         let options = text::OutputOptions {
             special_text: special_text(options.skip_special_tokens),
             stop: options.stop,
             include_stop: options.include_stop,
             min_tokens: options.min_tokens,
             end_ids: Vec::new(),
-            reasoning: parse.filter(|_| self.parsers.reasoning).map(|parse| ReasoningFormat::think(parse.in_reasoning)),
+            reasoning: (parse.is_some() && thoughts == Some(Thoughts::Tags)).then_some(tags),
+            xtml: (parse.is_some() && self.choice.is_xtml()).then_some(xtml),
+            tool_format,
             tool_call_ids: reads_tools.then(|| unique_id("call_")),
         };
         let known: Vec<u32> = prompt.iter().copied().filter(|id| self.tokenizer.vocabulary().has(*id)).collect();
@@ -171,11 +187,15 @@ impl TextFrontend for ModelFrontend {
     }
 
     fn has_chat_template(&self) -> bool {
-        self.templates.is_some()
+        self.is_xtml || self.templates.is_some()
     }
 
     fn parsers(&self) -> Parsers {
-        self.parsers
+        Parsers { tools: self.choice.calls.is_some(), reasoning: self.choice.thoughts.is_some() }
+    }
+
+    fn has_setting_words(&self) -> bool {
+        self.is_xtml
     }
 }
 

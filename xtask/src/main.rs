@@ -7,6 +7,7 @@
 mod command;
 mod demo;
 mod header;
+mod kimi_vocabulary;
 mod ops_document;
 mod python;
 mod rust_text;
@@ -23,6 +24,7 @@ const USAGE: &str = "usage: cargo xtask <task>
   test [--long]     install what tests need, build, run every test
   demo              build, fetch a small model, serve it, ask it one question
   header [--check]  write (or compare) what is generated: the C header and docs/ops.md
+  kimi-vocabulary   make the rank file and texts that a long test compares with
   vectors [--write] run the numpy scripts; show that they reproduce (or rewrite) the committed vectors";
 
 fn main() -> ExitCode {
@@ -35,6 +37,7 @@ fn main() -> ExitCode {
         ["demo"] => demo::run(),
         ["header"] => header::run(false).and_then(|()| ops_document::run(false)),
         ["header", "--check"] => header::run(true).and_then(|()| ops_document::run(true)),
+        ["kimi-vocabulary"] => kimi_vocabulary::run(),
         ["vectors"] => vectors::run(false),
         ["vectors", "--write"] => vectors::run(true),
         [] | ["help" | "--help" | "-h"] => {

@@ -13,8 +13,13 @@ const REQUIREMENTS: &str = "tests/requirements.txt";
 
 /// Path of the environment's interpreter, made if missing. The user's pip configuration is honoured.
 pub fn interpreter() -> Result<PathBuf, String> {
-    let requirements = workspace::root().join(REQUIREMENTS);
-    let text = std::fs::read(&requirements).map_err(|e| format!("{REQUIREMENTS}: {e}"))?;
+    interpreter_of(REQUIREMENTS)
+}
+
+/// The same for other requirements, a file relative to the root.
+pub fn interpreter_of(file: &str) -> Result<PathBuf, String> {
+    let requirements = workspace::root().join(file);
+    let text = std::fs::read(&requirements).map_err(|e| format!("{file}: {e}"))?;
     let folder = workspace::target_folder()?.join("python").join(name(&text));
     let python = folder.join("bin/python");
     if folder.join("complete").is_file() && python.is_file() {

@@ -32,7 +32,7 @@ pub struct TokenizerFiles {
 
 const LIBRARY: &str = "tokenizer.json";
 
-fn read_optional(path: &Path) -> Result<Option<String>, TokenizerError> {
+pub(crate) fn read_optional(path: &Path) -> Result<Option<String>, TokenizerError> {
     match std::fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
@@ -40,7 +40,7 @@ fn read_optional(path: &Path) -> Result<Option<String>, TokenizerError> {
     }
 }
 
-fn read_json(path: &Path) -> Result<Value, TokenizerError> {
+pub(crate) fn read_json(path: &Path) -> Result<Value, TokenizerError> {
     let Some(text) = read_optional(path)? else { return Ok(Value::Null) };
     serde_json::from_str(&text).map_err(|error| TokenizerError::malformed(path.display().to_string(), error))
 }
@@ -53,7 +53,7 @@ impl TokenizerFiles {
         if tokenizer.is_null() {
             return Err(TokenizerError::malformed(
                 path.display().to_string(),
-                "missing; a model folder needs it (a folder with only tokenizer.model must be converted first)",
+                "missing; a model folder needs it, or tiktoken.model (a folder with only tokenizer.model must be converted first)",
             ));
         }
         Ok(Self {
@@ -69,7 +69,7 @@ impl TokenizerFiles {
         [&self.config, &self.special_map].iter().find_map(|file| token_string(file.get(key)?))
     }
 
-    fn templates(&self) -> Result<Vec<NamedTemplate>, TokenizerError> {
+    pub(crate) fn templates(&self) -> Result<Vec<NamedTemplate>, TokenizerError> {
         let default = |source: &str| vec![NamedTemplate { name: "default".into(), source: source.into() }];
         if let Some(source) = &self.chat_template {
             return Ok(default(source));
@@ -100,8 +100,11 @@ fn token_string(value: &Value) -> Option<String> {
 }
 
 impl Tokenizer {
-    /// Read the tokenizer of a model folder.
+    /// Read the tokenizer of a model folder: `tokenizer.json`, or Kimi's rank file.
     pub fn from_folder(folder: &Path) -> Result<Self, TokenizerError> {
+        if let Some(rank_file) = super::kimi::rank_file(folder) {
+            return Self::from_kimi_folder(folder, &rank_file);
+        }
         Self::from_files(&TokenizerFiles::read(folder)?)
     }
 
@@ -161,6 +164,7 @@ impl Tokenizer {
             named,
             templates: files.templates()?,
             encoder: Encoder::Library { first: Box::new(library), later: later.transpose()? },
+            xtml: None,
         })
     }
 }

@@ -181,6 +181,7 @@ impl Tokenizer {
                 .iter()
                 .map(|source| NamedTemplate { name: "default".into(), source: source.clone() })
                 .collect(),
+            xtml: None,
         })
     }
 }

@@ -1,7 +1,8 @@
 //! From generated token ids to what a client sees: text, thinking, tool calls.
 //!
 //! One path for streamed and whole answers: ids → text ([`super::detokenizer`]) → stop strings ([`super::stop`]) →
-//! thinking ([`super::reasoning`]) → tool calls ([`super::tool_call`]). What is held back at the end goes through the
+//! thinking ([`super::reasoning`]) → tool calls ([`super::tool_call`], or the sections of [`super::kimi`]). Kimi K3's
+//! answers are one format for both, read by one parser instead of those two. What is held back at the end goes through the
 //! same path, never round it. Stop strings look at the raw text, thinking and markup included. A whole answer is the sum
 //! of the deltas ([`Message::absorb`]), so both forms agree by construction.
 //!
@@ -12,6 +13,7 @@ use std::sync::Arc;
 use super::{
     detokenizer::{Detokenizer, SpecialText},
     error::UnknownId,
+    kimi::{self, XtmlOptions},
     reasoning::{Part, ReasoningFormat, ReasoningParser},
     stop::{EmptyStop, StopMatcher},
     tokenizer::Tokenizer,
@@ -35,6 +37,50 @@ pub struct OutputOptions {
     pub reasoning: Option<ReasoningFormat>,
     /// `Some(prefix)`: read tool calls; call k gets the id prefix + k. The prefix must differ between answers.
     pub tool_call_ids: Option<String>,
+    /// How tool calls are written.
+    pub tool_format: ToolFormat,
+    /// The answer is XTML: thinking and tool calls are parts of it, and `reasoning` and `tool_format` do not count.
+    pub xtml: Option<XtmlOptions>,
+}
+
+/// How tool calls are written in answers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ToolFormat {
+    /// `<tool_call>` with JSON inside.
+    #[default]
+    Hermes,
+    /// Sections of Kimi K2 and Kimi Linear, whose ids name functions among these.
+    Sections(Vec<String>),
+}
+
+/// What reads tool calls.
+#[derive(Clone, Debug)]
+enum Tools {
+    Hermes(ToolParser),
+    Sections(kimi::SectionCalls),
+}
+
+impl Tools {
+    fn calls(&self) -> u32 {
+        match self {
+            Self::Hermes(parser) => parser.calls(),
+            Self::Sections(parser) => parser.calls(),
+        }
+    }
+
+    fn push(&mut self, text: &str, out: &mut Vec<ToolPart>) {
+        match self {
+            Self::Hermes(parser) => parser.push(text, out),
+            Self::Sections(parser) => parser.push(text, out),
+        }
+    }
+
+    fn finish(&mut self, out: &mut Vec<ToolPart>) {
+        match self {
+            Self::Hermes(parser) => parser.finish(out),
+            Self::Sections(parser) => parser.finish(out),
+        }
+    }
 }
 
 /// A piece of an answer.
@@ -89,7 +135,8 @@ pub struct OutputStream {
     detokenizer: Detokenizer,
     stop: StopMatcher,
     reasoning: Option<ReasoningParser>,
-    tools: Option<(ToolParser, String)>,
+    tools: Option<(Tools, String)>,
+    xtml: Option<kimi::XtmlAnswer>,
     markers: Vec<u32>,
     end_ids: Vec<u32>,
     special_text: SpecialText,
@@ -105,21 +152,36 @@ pub struct OutputStream {
 
 impl OutputStream {
     /// For the answer to `prompt` (its last ids matter to the first characters).
-    pub fn new(tokenizer: Arc<Tokenizer>, prompt: &[u32], options: OutputOptions) -> Result<Self, EmptyStop> {
+    pub fn new(tokenizer: Arc<Tokenizer>, prompt: &[u32], mut options: OutputOptions) -> Result<Self, EmptyStop> {
+        let xtml = options.xtml.map(|xtml| {
+            options.reasoning = None;
+            kimi::XtmlAnswer::new(xtml, options.tool_call_ids.take())
+        });
         let mut markers: Vec<&str> = Vec::new();
         if let Some(format) = &options.reasoning {
             markers.extend([format.start.as_str(), format.end.as_str()]);
+            markers.extend(format.interrupted_by.iter().map(String::as_str));
         }
-        if options.tool_call_ids.is_some() {
-            markers.extend(["<tool_call>", "</tool_call>"]);
+        match (&options.tool_call_ids, &options.tool_format) {
+            (Some(_), ToolFormat::Hermes) => markers.extend(["<tool_call>", "</tool_call>"]),
+            (Some(_), ToolFormat::Sections(_)) => kimi::section_markers().for_each(|marker| markers.push(marker)),
+            (None, _) => {}
+        }
+        if xtml.is_some() {
+            markers.extend(["<|open|>", "<|close|>", "<|sep|>"]);
         }
         let markers = markers.into_iter().filter_map(|marker| tokenizer.id_of(marker)).collect();
+        let tools = match options.tool_format {
+            ToolFormat::Hermes => Tools::Hermes(ToolParser::new()),
+            ToolFormat::Sections(names) => Tools::Sections(kimi::SectionCalls::new(names)),
+        };
         Ok(Self {
             detokenizer: Detokenizer::after(tokenizer.clone(), options.special_text, prompt),
             tokenizer,
             stop: StopMatcher::new(&options.stop, options.include_stop)?,
             reasoning: options.reasoning.map(ReasoningParser::new),
-            tools: options.tool_call_ids.map(|prefix| (ToolParser::new(), prefix)),
+            tools: options.tool_call_ids.map(|prefix| (tools, prefix)),
+            xtml,
             markers,
             end_ids: options.end_ids,
             special_text: options.special_text,
@@ -183,10 +245,14 @@ impl OutputStream {
 
     /// Tool calls found; more than none makes the finish reason `tool_calls`.
     pub fn tool_calls(&self) -> u32 {
-        self.tools.as_ref().map_or(0, |(parser, _)| parser.calls())
+        let in_xtml = self.xtml.as_ref().map_or(0, kimi::XtmlAnswer::calls);
+        in_xtml + self.tools.as_ref().map_or(0, |(parser, _)| parser.calls())
     }
 
     fn flush(&mut self, output: &mut Output) {
+        if let Some(xtml) = &mut self.xtml {
+            xtml.finish(&mut output.deltas);
+        }
         let mut parts = Vec::new();
         if let Some(reasoning) = &mut self.reasoning {
             reasoning.finish(&mut parts);
@@ -203,6 +269,9 @@ impl OutputStream {
     fn parse(&mut self, text: &str, deltas: &mut Vec<Delta>) {
         if text.is_empty() {
             return;
+        }
+        if let Some(xtml) = &mut self.xtml {
+            return xtml.push(text, deltas);
         }
         let mut parts = Vec::new();
         match &mut self.reasoning {
@@ -230,7 +299,9 @@ impl OutputStream {
 fn to_delta(part: ToolPart, prefix: &str) -> Delta {
     match part {
         ToolPart::Content(text) => Delta::Content(text),
-        ToolPart::Name { index, name } => Delta::ToolCall { index, id: format!("{prefix}{index}"), name },
+        ToolPart::Name { index, name, id } => {
+            Delta::ToolCall { index, id: id.unwrap_or_else(|| format!("{prefix}{index}")), name }
+        }
         ToolPart::Arguments { index, fragment } => Delta::ToolArguments { index, fragment },
     }
 }

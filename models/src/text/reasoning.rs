@@ -15,12 +15,20 @@ pub struct ReasoningFormat {
     /// True when the prompt has already opened it (or the model always thinks): text before `end` is reasoning even
     /// without `start`, and if `end` never comes all of it is.
     pub starts_inside: bool,
+    /// Markers that end it too, and belong to what follows: a tool call needs no closing of the thinking before it.
+    pub interrupted_by: Vec<String>,
 }
 
 impl ReasoningFormat {
     /// `<think>` and `</think>`.
     pub fn think(starts_inside: bool) -> Self {
-        Self { start: "<think>".into(), end: "</think>".into(), starts_inside }
+        Self { start: "<think>".into(), end: "</think>".into(), starts_inside, interrupted_by: Vec::new() }
+    }
+
+    /// The same format, also ended by the beginning of a tool section of Kimi K2.
+    pub fn or_tool_section(mut self) -> Self {
+        self.interrupted_by = super::kimi::SECTION_BEGIN.map(str::to_owned).to_vec();
+        self
     }
 
     /// The same, inside from the start if `prompt` (the rendered chat) ends by opening the thinking part.
@@ -42,7 +50,8 @@ enum State {
     /// White space and possibly the beginning of the start marker.
     Start(String),
     Inside {
-        end: Needle,
+        /// The end marker, then the interrupting ones.
+        ends: Vec<Needle>,
         held: String,
     },
     After,
@@ -69,7 +78,8 @@ impl ReasoningParser {
     }
 
     fn inside(&self) -> State {
-        State::Inside { end: Needle::new(&self.format.end), held: String::new() }
+        let ends = std::iter::once(&self.format.end).chain(&self.format.interrupted_by);
+        State::Inside { ends: ends.map(|end| Needle::new(end)).collect(), held: String::new() }
     }
 
     pub(crate) fn push(&mut self, text: &str, out: &mut Vec<Part>) {
@@ -90,18 +100,27 @@ impl ReasoningParser {
                 };
                 self.push(&rest, out);
             }
-            State::Inside { end, held } => {
+            State::Inside { ends, held } => {
                 for (at, byte) in text.bytes().enumerate() {
-                    if end.feed(byte) {
+                    // Every needle is fed, so that none loses step.
+                    let mut found = None;
+                    for (index, end) in ends.iter_mut().enumerate() {
+                        if end.feed(byte) {
+                            found = found.or(Some((index, end.len())));
+                        }
+                    }
+                    if let Some((index, length)) = found {
                         held.push_str(&text[..=at]);
-                        held.truncate(held.len() - end.len());
+                        let marker = held.split_off(held.len() - length);
                         part(std::mem::take(held), Part::Reasoning, out);
                         self.state = State::After;
-                        return part(text[at + 1..].to_owned(), Part::Content, out);
+                        let rest = if index == 0 { text[at + 1..].to_owned() } else { marker + &text[at + 1..] };
+                        return part(rest, Part::Content, out);
                     }
                 }
                 held.push_str(text);
-                let rest = held.split_off(held.len() - end.open());
+                let open = ends.iter().map(Needle::open).max().unwrap_or(0);
+                let rest = held.split_off(held.len() - open);
                 part(std::mem::replace(held, rest), Part::Reasoning, out);
             }
             State::After => part(text.to_owned(), Part::Content, out),

@@ -12,6 +12,7 @@ use std::collections::HashMap;
 use super::{
     detokenizer::{Decoding, SpecialText},
     error::{TokenizerError, UnknownId},
+    kimi,
     protect::Rendered,
     special::{Segment, SpecialToken, SpecialTokens},
     spm::Spm,
@@ -54,6 +55,8 @@ pub(crate) enum Encoder {
     Library { first: Box<tokenizers::Tokenizer>, later: Option<Box<tokenizers::Tokenizer>> },
     /// SentencePiece BPE from GGUF. `visible`: added tokens that are not control tokens.
     Spm { model: Spm, visible: SpecialTokens, ids: HashMap<String, u32> },
+    /// Ranks from a tiktoken file, cut by Kimi's pre-tokenizer.
+    Ranks(Box<kimi::Ranks>),
 }
 
 /// A tokenizer. Immutable; share it between threads behind an `Arc`.
@@ -66,6 +69,8 @@ pub struct Tokenizer {
     pub(crate) suffix: Vec<u32>,
     pub(crate) named: NamedIds,
     pub(crate) templates: Vec<NamedTemplate>,
+    /// Set when chats are written as XTML, segment by segment, and not by a template.
+    pub(crate) xtml: Option<kimi::PromptTexts>,
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -73,6 +78,7 @@ impl std::fmt::Debug for Tokenizer {
         let kind = match self.encoder {
             Encoder::Library { .. } => "library",
             Encoder::Spm { .. } => "spm",
+            Encoder::Ranks(_) => "ranks",
         };
         write!(f, "Tokenizer({kind}, {} ids)", self.vocabulary.size())
     }
@@ -121,6 +127,11 @@ impl Tokenizer {
         &self.templates
     }
 
+    /// The texts of Kimi K3's chat format, if that is this tokenizer's ([`kimi::encode_chat`]).
+    pub fn xtml(&self) -> Option<&kimi::PromptTexts> {
+        self.xtml.as_ref()
+    }
+
     /// See [`SpacePrefix`].
     pub fn space_prefix(&self) -> SpacePrefix {
         self.space_prefix
@@ -136,6 +147,10 @@ impl Tokenizer {
         match &self.encoder {
             Encoder::Library { first, .. } => first.token_to_id(token),
             Encoder::Spm { ids, .. } => ids.get(token).copied(),
+            Encoder::Ranks(ranks) => {
+                let control = self.controls.iter().find(|control| control.content == token).map(|control| control.id);
+                control.or_else(|| ranks.id(token.as_bytes()))
+            }
         }
     }
 
@@ -207,6 +222,7 @@ impl Tokenizer {
                     .map_err(|error| TokenizerError::Encode(error.to_string()))?;
                 ids.extend_from_slice(encoding.get_ids());
             }
+            Encoder::Ranks(ranks) => kimi::encode(ranks, text, ids),
             Encoder::Spm { model, visible, .. } => {
                 let mut starts_segment = is_first || self.space_prefix == SpacePrefix::EachSegment;
                 for segment in visible.split(text) {
@@ -230,8 +246,17 @@ impl Tokenizer {
 }
 
 /// Strings that end sequences and turns in published models.
-const TURN_ENDS: &[&str] =
-    &["</s>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>"];
+const TURN_ENDS: &[&str] = &[
+    "</s>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|im_end|>",
+    "<|end_of_msg|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end|>",
+    "<end_of_turn>",
+];
 /// Strings that begin them.
 const TURN_STARTS: &[&str] = &["<s>", "<|im_start|>", "<|begin_of_text|>", "<|start_header_id|>", "<start_of_turn>"];
 

@@ -20,6 +20,8 @@ pub(crate) enum ToolPart {
     Name {
         index: u32,
         name: String,
+        /// The model's own id of the call, when its format has one.
+        id: Option<String>,
     },
     /// More of the arguments of call `index`.
     Arguments {
@@ -128,7 +130,7 @@ impl ToolParser {
         if step != Step::Malformed || reader.is_started() {
             let progress = reader.take();
             if let Some(name) = progress.name {
-                out.push(ToolPart::Name { index: self.calls, name });
+                out.push(ToolPart::Name { index: self.calls, name, id: None });
                 self.calls += 1;
             }
             if !progress.arguments.is_empty() {

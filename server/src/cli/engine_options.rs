@@ -62,11 +62,17 @@ pub enum SpeculativeAlgorithm {
 /// How tool calls are recognised in answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum ToolCallParser {
-    /// From the chat template
+    /// From the chat format
     #[default]
     Auto,
     /// `<tool_call>` with JSON inside
     Hermes,
+    /// Tool-call sections of Kimi K2 and Kimi Linear
+    #[value(alias = "kimi_k2")]
+    KimiK2,
+    /// The tools channel of Kimi K3
+    #[value(alias = "kimi_k3")]
+    KimiK3,
     /// Not at all
     None,
 }
@@ -74,11 +80,14 @@ pub enum ToolCallParser {
 /// How reasoning is told from the answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum ReasoningParser {
-    /// From the chat template
+    /// From the chat format
     #[default]
     Auto,
     /// `<think>` … `</think>`
     Think,
+    /// The think channel of Kimi K3
+    #[value(alias = "kimi_k3")]
+    KimiK3,
     /// Not at all
     None,
 }
@@ -209,6 +218,15 @@ pub fn bytes(text: &str) -> Result<u64, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parsers_have_the_names_that_other_servers_give_them() {
+        for name in ["kimi-k3", "kimi_k3"] {
+            assert_eq!(ToolCallParser::from_str(name, false), Ok(ToolCallParser::KimiK3));
+            assert_eq!(ReasoningParser::from_str(name, false), Ok(ReasoningParser::KimiK3));
+        }
+        assert_eq!(ToolCallParser::from_str("kimi_k2", false), Ok(ToolCallParser::KimiK2));
+    }
 
     #[test]
     fn memory_units() {

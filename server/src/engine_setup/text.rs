@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokenspeed_models::{
     loader::{LoadOptions, Model, TextSource},
-    text::{GgufTokenizerMeta, Tokenizer},
+    text::{GgufTokenizerMeta, Tokenizer, kimi},
     weights::{WeightsError, gguf::Metadata},
 };
 
@@ -16,6 +16,7 @@ use crate::{
     },
     error::CliError,
     frontend::TextFrontend,
+    log::Log,
     text_frontend::{ModelFrontend, TextChoices},
 };
 
@@ -65,7 +66,11 @@ fn frontend(tokenizer: Tokenizer, model: &Model, choices: TextChoices<'_>) -> Re
     let mut eos_ids = model.generation.eos_ids.clone();
     eos_ids.extend(tokenizer.named().eos);
     eos_ids.retain(|id| *id < tokenizer.vocab_size());
-    let hint = "give another one with --chat-template";
+    // Once per load, for the operator: what requests will be refused, or answered in other words.
+    for warning in tokenizer.xtml().map_or(&[][..], kimi::PromptTexts::warnings) {
+        Log::default().event("warning", &[("message", warning)]);
+    }
+    let hint = "change --chat-template, --tool-call-parser or --reasoning-parser";
     let frontend = ModelFrontend::new(Arc::new(tokenizer), eos_ids, choices)
         .map_err(|e| CliError::new(e.to_string(), model.name.clone(), hint))?;
     Ok(Arc::new(frontend))
@@ -76,7 +81,9 @@ fn tokenizer_of(model: &Model) -> Result<Option<Tokenizer>, CliError> {
     let fail = |e: String| CliError::new(e, model.name.clone(), "the tokenizer was not loaded");
     match &model.text {
         TextSource::Folder(folder)
-            if !folder.join("tokenizer.json").exists() && model.weights.checkpoint().is_none() =>
+            if !folder.join("tokenizer.json").exists()
+                && kimi::rank_file(folder).is_none()
+                && model.weights.checkpoint().is_none() =>
         {
             Ok(None)
         }

@@ -3,13 +3,14 @@
 use serde_json::{Map, Value};
 
 use super::{
+    chat_settings,
     error::ApiError,
     fields::Fields,
     limits, messages,
     request::{self, GenerationRequest, Prompt, RequestContext, Shape},
     sampling,
 };
-use crate::frontend::{ChatInput, ParseOptions};
+use crate::frontend::{ChatInput, ParseOptions, ToolChoice};
 
 /// Validate, render, encode.
 pub fn read(body: Map<String, Value>, context: RequestContext<'_>) -> Result<GenerationRequest, ApiError> {
@@ -18,7 +19,7 @@ pub fn read(body: Map<String, Value>, context: RequestContext<'_>) -> Result<Gen
     let (mut params, mut output) = sampling::read(&fields, context.sampling())?;
     let asked = max_tokens(&fields)?;
     let logprobs = logprobs(&fields)?;
-    let (input, single_tool_call) = chat_input(&fields, context)?;
+    let Conversation { input, callable, single_tool_call } = chat_input(&fields, context)?;
     refuse_others(&fields)?;
     fields.finish()?;
 
@@ -30,7 +31,7 @@ pub fn read(body: Map<String, Value>, context: RequestContext<'_>) -> Result<Gen
     request::check_min_tokens(params.min_tokens, max_tokens)?;
     params.logprobs = logprobs;
     params.prompt_logprobs = common.prompt_logprobs;
-    output.parse = Some(ParseOptions { tools: input.tools, in_reasoning: false });
+    output.parse = Some(ParseOptions { tools: callable, in_reasoning: false });
     let prompt = Prompt { ids: encoded.ids, echo: None, in_reasoning: encoded.in_reasoning, max_tokens };
     Ok(GenerationRequest {
         shape: Shape::Chat,
@@ -51,8 +52,19 @@ pub fn read(body: Map<String, Value>, context: RequestContext<'_>) -> Result<Gen
     })
 }
 
-/// The conversation part, which `/tokenize` shares. The second result is `parallel_tool_calls: false`.
-pub fn chat_input(fields: &Fields, context: RequestContext<'_>) -> Result<(ChatInput, bool), ApiError> {
+/// What a request says, apart from sampling.
+#[derive(Clone, Debug)]
+pub struct Conversation {
+    /// What to render.
+    pub input: ChatInput,
+    /// Tools that may be called in the answer.
+    pub callable: Vec<Value>,
+    /// `parallel_tool_calls: false`.
+    pub single_tool_call: bool,
+}
+
+/// The conversation part, which `/tokenize` shares.
+pub fn chat_input(fields: &Fields, context: RequestContext<'_>) -> Result<Conversation, ApiError> {
     let Some(list) = fields.list("messages")? else {
         return Err(ApiError::param("messages", "'messages' is missing; it must be a list of messages."));
     };
@@ -60,11 +72,20 @@ pub fn chat_input(fields: &Fields, context: RequestContext<'_>) -> Result<(ChatI
         let message = "This model has no chat template. Use /v1/completions, or start the server with --chat-template.";
         return Err(ApiError::unsupported("messages", message));
     }
-    let messages = messages::messages(list)?;
-    let tools = messages::tools(fields.list("tools")?.unwrap_or(&[]))?;
-    let choice = messages::tool_choice(fields.get("tool_choice"), &tools)?;
-    let tools = if choice == messages::ToolChoice::Auto { tools } else { Vec::new() };
-    if !tools.is_empty() && !context.frontend.parsers().tools {
+    let has_words = context.frontend.has_setting_words();
+    let messages = messages::messages(list, has_words)?;
+    let mut tools = messages::tools("tools", fields.list("tools")?.unwrap_or(&[]))?;
+    let later = messages.iter().filter_map(|message| message.get("tools")?.as_array()).flatten();
+    let mut callable: Vec<Value> = tools.iter().chain(later).cloned().collect();
+    let choice = messages::tool_choice(fields.get("tool_choice"), &callable, has_words)?;
+    if choice == ToolChoice::None {
+        // A format with words for it says so, and keeps the tools where they were in earlier turns.
+        callable.clear();
+        if !has_words {
+            tools.clear();
+        }
+    }
+    if !callable.is_empty() && !context.frontend.parsers().tools {
         let message = "'tools' need a tool-call parser; start the server with --tool-call-parser.";
         return Err(ApiError::unsupported("tools", message));
     }
@@ -78,8 +99,10 @@ pub fn chat_input(fields: &Fields, context: RequestContext<'_>) -> Result<(ChatI
         let message = format!("'chat_template_kwargs' must not set '{key}'; it has a field of its own.");
         return Err(ApiError::param("chat_template_kwargs", message));
     }
-    let single = !tools.is_empty() && !parallel;
-    Ok((ChatInput { messages, tools, add_generation_prompt, template_kwargs }, single))
+    let settings = chat_settings::read(fields, choice, has_words)?;
+    let single_tool_call = !callable.is_empty() && !parallel;
+    let input = ChatInput { messages, tools, add_generation_prompt, template_kwargs, settings };
+    Ok(Conversation { input, callable, single_tool_call })
 }
 
 fn max_tokens(fields: &Fields) -> Result<Option<u32>, ApiError> {
@@ -113,7 +136,6 @@ fn refuse_others(fields: &Fields) -> Result<(), ApiError> {
     fields.refuse("audio", "answers are text.", no)?;
     fields.refuse("modalities", "answers are text.", text_only)?;
     fields.refuse("prediction", "speculation needs no help from the client.", no)?;
-    fields.refuse("reasoning_effort", "set what the model's template knows with 'chat_template_kwargs'.", no)?;
     fields.refuse("verbosity", "say it in the prompt.", no)?;
     fields.refuse("web_search_options", "there is no web search.", no)?;
     fields.refuse("chat_template", "start the server with --chat-template.", no)?;

@@ -77,6 +77,7 @@ pub fn read(body: Map<String, Value>, context: RequestContext<'_>) -> Result<Gen
 
 fn refuse_others(fields: &Fields) -> Result<(), ApiError> {
     let no = |_: &Value| false;
+    sampling::refuse_response_format(fields)?;
     fields.refuse(
         "suffix",
         "there is no fill-in-the-middle; send the whole prompt in the model's own format.",

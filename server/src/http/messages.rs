@@ -6,21 +6,24 @@
 use serde_json::{Map, Value};
 
 use super::{error::ApiError, json::type_name, limits};
+use crate::frontend::ToolChoice;
 
 fn bad(path: String, message: impl std::fmt::Display) -> ApiError {
     let text = format!("'{path}' {message}");
     ApiError::param(path, text)
 }
 
-/// Validate and normalise `messages`; see [`crate::frontend::ChatInput`] for the result.
-pub fn messages(list: &[Value]) -> Result<Vec<Value>, ApiError> {
+/// Validate and normalise `messages`; see [`crate::frontend::ChatInput`] for the result. `may_add_tools`: system messages
+/// may carry tools.
+pub fn messages(list: &[Value], may_add_tools: bool) -> Result<Vec<Value>, ApiError> {
     if list.is_empty() {
         return Err(ApiError::param("messages", "'messages' is empty; it needs at least one message."));
     }
-    list.iter().enumerate().map(|(index, item)| message(&format!("messages[{index}]"), item)).collect()
+    let read = |(index, item)| message(&format!("messages[{index}]"), item, may_add_tools);
+    list.iter().enumerate().map(read).collect()
 }
 
-fn message(path: &str, item: &Value) -> Result<Value, ApiError> {
+fn message(path: &str, item: &Value, may_add_tools: bool) -> Result<Value, ApiError> {
     let Value::Object(item) = item else {
         return Err(bad(path.into(), format!("must be an object, not {}.", type_name(item))));
     };
@@ -33,7 +36,8 @@ fn message(path: &str, item: &Value) -> Result<Value, ApiError> {
     let mut out = Map::new();
     out.insert("role".into(), role.into());
     let content = item.get("content").unwrap_or(&Value::Null);
-    if content.is_null() && role != "assistant" {
+    let adds_tools = may_add_tools && role == "system" && item.get("tools").is_some_and(|tools| !tools.is_null());
+    if content.is_null() && role != "assistant" && !adds_tools {
         return Err(bad(format!("{path}.content"), format!("is missing; a {role} message needs it.")));
     }
     out.insert("content".into(), text(&format!("{path}.content"), content)?.into());
@@ -53,6 +57,10 @@ fn message(path: &str, item: &Value) -> Result<Value, ApiError> {
                     out.insert(key.clone(), calls.into());
                 }
             }
+            ("tools", Value::Array(list)) if adds_tools && !list.is_empty() => {
+                out.insert(key.clone(), tools(&here, list)?.into());
+            }
+            ("tools", _) if adds_tools => return Err(bad(here, "must be a list of tools, at least one.")),
             ("tool_call_id", Value::String(_)) if role == "tool" => drop(out.insert(key.clone(), value.clone())),
             ("annotations", Value::Array(items)) if items.is_empty() => {}
             ("name" | "reasoning_content" | "reasoning" | "tool_call_id", _) => {
@@ -137,15 +145,15 @@ fn tool_call(path: &str, call: &Value) -> Result<Value, ApiError> {
     Ok(Value::Object(out))
 }
 
-/// Validate `tools`; the definitions themselves are handed on as they came.
-pub fn tools(list: &[Value]) -> Result<Vec<Value>, ApiError> {
+/// Validate the list of tools at `field`; the definitions themselves are handed on as they came.
+pub fn tools(field: &str, list: &[Value]) -> Result<Vec<Value>, ApiError> {
     if list.len() > limits::TOOLS_MAX {
-        let message = format!("'tools' has {} entries; the limit is {}.", list.len(), limits::TOOLS_MAX);
-        return Err(ApiError::param("tools", message));
+        let message = format!("'{field}' has {} entries; the limit is {}.", list.len(), limits::TOOLS_MAX);
+        return Err(ApiError::param(field, message));
     }
     let mut names: Vec<&str> = Vec::with_capacity(list.len());
     for (index, tool) in list.iter().enumerate() {
-        let path = format!("tools[{index}]");
+        let path = format!("{field}[{index}]");
         if tool.get("type").and_then(Value::as_str) != Some("function") {
             return Err(bad(format!("{path}.type"), "must be 'function'."));
         }
@@ -183,17 +191,9 @@ pub fn tools(list: &[Value]) -> Result<Vec<Value>, ApiError> {
     Ok(list.to_vec())
 }
 
-/// What the caller wants of tools.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ToolChoice {
-    /// The model decides.
-    Auto,
-    /// No calls: tools are left out of the prompt and markup in the answer is plain text.
-    None,
-}
-
-/// Read `tool_choice`. Forcing a call needs constrained decoding, so it is refused instead of hoped for.
-pub fn tool_choice(value: Option<&Value>, tools: &[Value]) -> Result<ToolChoice, ApiError> {
+/// Read `tool_choice`. Forcing a call needs constrained decoding, so it is refused instead of hoped for; `has_words`: the
+/// model's format can ask for a call, which is then passed on as that.
+pub fn tool_choice(value: Option<&Value>, tools: &[Value], has_words: bool) -> Result<ToolChoice, ApiError> {
     const NAME: &str = "tool_choice";
     let forced = |what: &str| {
         let message =
@@ -202,11 +202,14 @@ pub fn tool_choice(value: Option<&Value>, tools: &[Value]) -> Result<ToolChoice,
     };
     let without_tools = || Err(ApiError::param(NAME, format!("'{NAME}' is given and 'tools' is not.")));
     match value {
-        None => Ok(if tools.is_empty() { ToolChoice::None } else { ToolChoice::Auto }),
+        None => Ok(ToolChoice::Auto),
+        // Without tools there is nothing to forbid, and nothing to say.
+        Some(Value::String(word)) if word == "none" && tools.is_empty() => Ok(ToolChoice::Auto),
         Some(Value::String(word)) if word == "none" => Ok(ToolChoice::None),
         Some(Value::String(word)) if word == "auto" && tools.is_empty() => without_tools(),
         Some(Value::String(word)) if word == "auto" => Ok(ToolChoice::Auto),
         Some(Value::String(word)) if word == "required" && tools.is_empty() => without_tools(),
+        Some(Value::String(word)) if word == "required" && has_words => Ok(ToolChoice::Required),
         Some(Value::String(word)) if word == "required" => forced("'required'"),
         Some(Value::Object(choice)) => {
             let name = choice.get("function").and_then(|function| function.get("name")).and_then(Value::as_str);

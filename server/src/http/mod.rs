@@ -5,6 +5,7 @@
 pub mod auth;
 pub mod body;
 pub mod chat_request;
+pub mod chat_settings;
 pub mod chunk;
 pub mod collect;
 pub mod completion_request;

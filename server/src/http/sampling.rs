@@ -89,12 +89,6 @@ fn refuse_others(fields: &Fields) -> Result<(), ApiError> {
     let off = |value: &Value| *value == Value::Bool(false);
     let one = |value: &Value| value.as_f64() == Some(1.0);
     let constrained = "this server does not constrain decoding.";
-    let format_is_text = |value: &Value| value.get("type").and_then(Value::as_str) == Some("text");
-    fields.refuse(
-        "response_format",
-        "only {\"type\": \"text\"} is; this server does not constrain decoding.",
-        format_is_text,
-    )?;
     for name in [
         "guided_json",
         "guided_regex",
@@ -120,6 +114,12 @@ fn refuse_others(fields: &Fields) -> Result<(), ApiError> {
     fields.refuse("return_token_ids", "use /tokenize.", off)?;
     fields.refuse("kv_transfer_params", "this server is not disaggregated.", no)?;
     fields.refuse("lora_path", "adapters are not supported.", no)
+}
+
+/// For requests whose model has no words for the form of the answer.
+pub fn refuse_response_format(fields: &Fields) -> Result<(), ApiError> {
+    let why = "only {\"type\": \"text\"} is; this server does not constrain decoding.";
+    fields.refuse("response_format", why, |value| value.get("type").and_then(Value::as_str) == Some("text"))
 }
 
 fn seed(fields: &Fields) -> Result<Option<u64>, ApiError> {

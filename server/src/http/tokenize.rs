@@ -22,7 +22,7 @@ pub fn tokenize(body: Map<String, Value>, context: RequestContext<'_>) -> Result
             context.frontend.encode(&prompt, add_special)?
         }
         (None, true) => {
-            let (input, _) = chat_input(&fields, context)?;
+            let input = chat_input(&fields, context)?.input;
             fields.finish()?;
             context.frontend.encode_chat(&input)?.ids
         }

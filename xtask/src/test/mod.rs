@@ -24,6 +24,9 @@ pub fn run(long: bool) -> Result<(), String> {
     let python = stages.prepare("python environment", python::interpreter)?;
     stages.prepare("build", build)?;
     stages.prepare("model", || fetch_model(&python))?;
+    if long {
+        stages.prepare("kimi vocabulary", crate::kimi_vocabulary::run)?;
+    }
     let environment = Environment { python: python.display().to_string(), long };
     stages.count("core, ABI, text", || cargo_tests(System::Without, &environment));
     stages.count("models and system", || cargo_tests(System::Only, &environment));
