@@ -1,6 +1,7 @@
 //! `tokenspeed tiny`: small random checkpoints in the published layouts, from a seed.
 //!
-//! They say nothing sensible, but every part of the engine runs on them as on the published models: for trying a backend,
+//! A Kimi model comes with a made-up tokenizer in the published format, so that it serves and chats at once. What these
+//! models say makes no sense, but every part of the engine runs on them as on the published models: for trying a backend,
 //! for demos, for tests and benchmarks. One subcommand per family, so that an option that a family does not have is
 //! refused by name instead of being ignored.
 
@@ -18,6 +19,7 @@ use tokenspeed_models::{
         tensors::CheckpointSize,
         tiny::{self, Sizes, Spread},
     },
+    text::kimi::{tiny_linear_tokenizer, tiny_tokenizer},
     tiny::Tiny,
 };
 
@@ -152,8 +154,12 @@ pub fn run(command: TinyCommand) -> Result<(), CliError> {
 }
 
 fn kimi(args: &KimiArgs, base: KimiConfig) -> Result<(), CliError> {
-    let (config, spread) = kimi_config(args, base)?;
+    let (mut config, spread) = kimi_config(args, base)?;
     let folder = prepare(&args.out)?;
+    let write_tokenizer = if config.attn_res_block.is_some() { tiny_tokenizer } else { tiny_linear_tokenizer };
+    let ids = write_tokenizer(folder, config.vocab_size as u32, args.out.seed)
+        .map_err(|e| CliError::new(e.to_string(), "", "check free space and rights"))?;
+    (config.bos_id, config.eos_ids) = (Some(ids.bos), vec![ids.eos]);
     tiny::write_as(folder, &config, args.out.seed, spread).map_err(|e| not_written(folder, &e))?;
     done(folder, CheckpointSize::of(&config).total().bytes);
     Ok(())
