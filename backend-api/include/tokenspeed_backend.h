@@ -165,6 +165,8 @@ typedef struct ts_queue ts_queue;
 
 #define TS_OP_ROW_GATHER 12
 
+#define TS_OP_KV_READ 13
+
 #define TS_OP_SLICE 16
 
 #define TS_OP_CONCAT 17

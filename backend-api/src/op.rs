@@ -30,6 +30,8 @@ pub enum OpKind {
     PagedAttention = TS_OP_PAGED_ATTENTION,
     /// Select the token rows whose logits are wanted.
     RowGather = TS_OP_ROW_GATHER,
+    /// Rows out of the pages of a cache component, at the step's positions or some positions back.
+    KvRead = TS_OP_KV_READ,
     /// Columns of every row.
     Slice = TS_OP_SLICE,
     /// Two rows side by side.
@@ -80,7 +82,7 @@ pub enum OpKind {
 
 impl OpKind {
     /// Every kind, in catalogue order.
-    pub const ALL: [OpKind; 35] = [
+    pub const ALL: [OpKind; 36] = [
         OpKind::TableUpdate,
         OpKind::Copy,
         OpKind::Gemm,
@@ -93,6 +95,7 @@ impl OpKind {
         OpKind::KvWrite,
         OpKind::PagedAttention,
         OpKind::RowGather,
+        OpKind::KvRead,
         OpKind::Slice,
         OpKind::Concat,
         OpKind::Sigmoid,
@@ -143,6 +146,7 @@ impl OpKind {
             OpKind::KvWrite => "kv_write",
             OpKind::PagedAttention => "paged_attention",
             OpKind::RowGather => "row_gather",
+            OpKind::KvRead => "kv_read",
             OpKind::Slice => "slice",
             OpKind::Concat => "concat",
             OpKind::Sigmoid => "sigmoid",

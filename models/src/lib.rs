@@ -3,6 +3,7 @@
 
 pub mod config;
 pub mod dummy;
+pub mod eagle3;
 pub mod graph;
 pub mod kimi;
 pub mod loader;

@@ -296,6 +296,26 @@ for name, component, heads, kv_heads, width, value_width, block_tokens, window, 
     operands = [operand("q", q), operand("k", k), operand("v", v), operand("table", table, "u32")]
     case("paged_attention", name, step_, operands, [result(4, "y", y)], [component, window], [scale])
 
+
+# ---- kv_read: y[t] = cache[table[row][p / block_tokens]][p % block_tokens] with p = position - back; zeros if p < 0 ----
+for component, heads, width, block_tokens, back, dtype, rows in [
+    (0, 1, 4, 4, 0, "f32", [(0, 0, 3)]),
+    (1, 2, 3, 3, 1, "f32", [(2, 4, 3), (0, 0, 2), (1, 3, 1)]),
+    (2, 1, 5, 2, 2, "bf16", [(1, 1, 4), (0, 5, 1)]),
+]:
+    step_ = step(rows)
+    table = pages(rows, block_tokens, 3, 4, 12)
+    # Multiples of 1/64 below 2 are exact in bf16 too.
+    cache = values(12, block_tokens, heads, width, top=127)
+    y = np.zeros((len(step_["tokens"]), heads, width))
+    for t, token in enumerate(step_["tokens"]):
+        p = token["position"] - back
+        if p >= 0:
+            y[t] = cache[table[rows[token["row"]][0], p // block_tokens], p % block_tokens]
+    operands = [operand("cache", cache, dtype), operand("table", table, "u32")]
+    name = f"rows {rows}, pages of {block_tokens}, {back} back"
+    case("kv_read", name, step_, operands, [result(2, "y", y)], [component, back])
+
 sys.stdout.write('{"cases":[\n')
 sys.stdout.write(",\n".join(json.dumps(c, separators=(",", ":"), allow_nan=False) for c in cases))
 sys.stdout.write("\n]}\n")

@@ -25,6 +25,7 @@ mod kda_record;
 mod kda_replay;
 mod kda_step;
 mod kda_verify;
+mod kv_read;
 mod kv_write;
 mod l2norm;
 mod mla_absorb;
@@ -179,6 +180,7 @@ pub static CATALOGUE: [Entry; OpKind::ALL.len()] = [
     kv_write::ENTRY,
     paged_attention::ENTRY,
     row_gather::ENTRY,
+    kv_read::ENTRY,
     slice::ENTRY,
     concat::ENTRY,
     sigmoid::ENTRY,

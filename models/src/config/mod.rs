@@ -7,6 +7,7 @@
 //! differ per architecture.
 #![forbid(unsafe_code)]
 
+mod eagle3;
 mod error;
 mod fields;
 mod generation;
@@ -17,6 +18,7 @@ mod kimi;
 mod llama;
 mod rope;
 
+pub use eagle3::from_eagle3;
 pub use error::{ConfigError, ConfigFault};
 pub use generation::GenerationDefaults;
 pub use gguf::from_gguf;

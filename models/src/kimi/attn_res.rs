@@ -19,6 +19,11 @@ impl Residual {
         Self { sum: embedding, bank: Vec::new(), consumed: false }
     }
 
+    /// The running sum.
+    pub fn sum(&self) -> Ref {
+        self.sum
+    }
+
     /// What the next sublayer reads; `name` has the weights `{name}_norm` and `{name}_proj`.
     pub fn read(&self, b: &mut Builder<'_>, name: &str) -> Ref {
         if self.bank.is_empty() {

@@ -14,6 +14,8 @@ use tokenspeed_backend_api::{
 pub(super) const MLA: usize = 0;
 /// Index of the recurrent state.
 pub(super) const KDA: usize = 1;
+/// Index of what a draft model reads, if there is one.
+pub(super) const TAPS: usize = 2;
 
 /// A graph under construction.
 pub(super) struct Builder<'a> {

@@ -18,6 +18,7 @@ mod kda;
 mod latent_moe;
 mod source;
 mod stack;
+mod taps;
 pub mod tensors;
 pub mod tiny;
 
@@ -25,3 +26,4 @@ pub use config::{Activation, ExpertFormat, Kda, KdaGate, KimiConfig, LayerKind, 
 pub use latent_moe::is_slots;
 pub use source::{KimiWeights, KimiWeightsError};
 pub use stack::{GraphOptions, Graphs};
+pub use taps::Taps;

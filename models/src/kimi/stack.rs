@@ -2,9 +2,10 @@
 
 use super::{
     attn_res::Residual,
-    builder::{Builder, KDA, MLA},
+    builder::{Builder, KDA, MLA, TAPS},
     config::{KimiConfig, LayerKind},
     gated_mla, kda, latent_moe,
+    taps::{self, Taps},
 };
 use tokenspeed_backend_api::{
     dtype::DType,
@@ -21,11 +22,14 @@ pub struct GraphOptions {
     pub window: DType,
     /// Candidate tokens per request a verify pass may have; 0 = no speculation, and no memory for it.
     pub candidates: u64,
+    /// What a draft model reads of the forward and verify passes, in rows of `window`'s format.
+    pub taps: Taps,
 }
 
 impl GraphOptions {
     /// Everything in f32, no speculation.
-    pub const EXACT: GraphOptions = GraphOptions { latent: DType::F32, window: DType::F32, candidates: 0 };
+    pub const EXACT: GraphOptions =
+        GraphOptions { latent: DType::F32, window: DType::F32, candidates: 0, taps: Taps::NONE };
 }
 
 /// Which graph.
@@ -63,12 +67,8 @@ impl Graphs {
 fn build(config: &KimiConfig, options: GraphOptions, pass: Pass) -> Graph {
     let mut b = Builder { graph: Graph::default(), config, options, pass };
     components(&mut b);
-    b.graph.push(
-        OpKind::TableUpdate,
-        Attrs::default(),
-        &[Ref::Table { component: MLA }, Ref::Table { component: KDA }],
-        "table_update",
-    );
+    let tables: Vec<Ref> = (0..b.graph.components.len()).map(|component| Ref::Table { component }).collect();
+    b.graph.push(OpKind::TableUpdate, Attrs::default(), &tables, "table_update");
     if pass == Pass::Replay {
         for (nth, layer) in config.layers_of(LayerKind::Kda).enumerate() {
             kda::replay(&mut b, &format!("model.layers.{layer}.self_attn"), nth);
@@ -88,6 +88,9 @@ fn components(b: &mut Builder<'_>) {
     let mla = ComponentSpec { name: "mla".into(), kind: ComponentKind::Paged { tensors: rows } };
     let kda = ComponentSpec { name: "kda".into(), kind: ComponentKind::State { tensors: states } };
     assert_eq!([b.graph.component(mla), b.graph.component(kda)], [MLA, KDA]);
+    if let Some(spec) = taps::component(config, options) {
+        assert_eq!(b.graph.component(spec), TAPS);
+    }
 }
 
 fn forward(b: &mut Builder<'_>) {
@@ -122,6 +125,7 @@ fn forward(b: &mut Builder<'_>) {
             b.mlp(x, &format!("{name}.mlp"), config.intermediate_size)
         };
         residual.add(b, z, &format!("{name}.sum"));
+        taps::keep(b, layer + 1, residual.sum());
     }
 
     let h = residual.read(b, "model.output_attn_res");
