@@ -14,6 +14,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use serde_json::json;
 use tokenspeed_backend_api::dtype::DType;
 use tokenspeed_models::{
+    eagle3::{self, tiny::Fit},
     kimi::{
         KimiConfig,
         tensors::CheckpointSize,
@@ -34,6 +35,8 @@ pub enum TinyCommand {
     KimiLinear(KimiArgs),
     /// Llama
     Llama(LlamaArgs),
+    /// An EAGLE3 draft for a tiny Kimi K3, its head fitted to the target's text
+    Eagle3(Eagle3Args),
 }
 
 /// Where to.
@@ -69,6 +72,9 @@ pub struct KimiArgs {
     /// Start from heads as wide as the published ones and widths that are whole tiles: for kernels
     #[arg(long, conflicts_with = "preset")]
     pub real_heads: bool,
+    /// Text that a small draft can guess, as that of trained models: for `tiny eagle3`
+    #[arg(long, conflicts_with = "preset")]
+    pub guessable: bool,
     /// Layers; every fourth and the last are MLA
     #[arg(long, value_name = "N")]
     pub layers: Option<u64>,
@@ -102,6 +108,17 @@ pub struct KimiArgs {
     /// Longest sequence, in tokens
     #[arg(long, value_name = "TOKENS")]
     pub context: Option<u64>,
+}
+
+/// Arguments of `tiny eagle3`.
+#[derive(Clone, Debug, Args)]
+pub struct Eagle3Args {
+    /// Where to.
+    #[command(flatten)]
+    pub out: OutArgs,
+    /// Folder of the target, written by `tiny kimi-k3 --guessable`
+    #[arg(long, value_name = "DIR")]
+    pub target: PathBuf,
 }
 
 /// Storage of the matrices.
@@ -150,6 +167,7 @@ pub fn run(command: TinyCommand) -> Result<(), CliError> {
         TinyCommand::KimiK3(args) => kimi(&args, tiny::k3()),
         TinyCommand::KimiLinear(args) => kimi(&args, tiny::kimi_linear()),
         TinyCommand::Llama(args) => llama(&args),
+        TinyCommand::Eagle3(args) => eagle3_draft(&args),
     }
 }
 
@@ -160,7 +178,12 @@ fn kimi(args: &KimiArgs, base: KimiConfig) -> Result<(), CliError> {
     let ids = write_tokenizer(folder, config.vocab_size as u32, args.out.seed)
         .map_err(|e| CliError::new(e.to_string(), "", "check free space and rights"))?;
     (config.bos_id, config.eos_ids) = (Some(ids.bos), vec![ids.eos]);
-    tiny::write_as(folder, &config, args.out.seed, spread).map_err(|e| not_written(folder, &e))?;
+    let written = if args.guessable {
+        eagle3::tiny::write_target(folder, &config, args.out.seed)
+    } else {
+        tiny::write_as(folder, &config, args.out.seed, spread)
+    };
+    written.map_err(|e| not_written(folder, &e))?;
     done(folder, CheckpointSize::of(&config).total().bytes);
     Ok(())
 }
@@ -186,6 +209,15 @@ fn kimi_config(args: &KimiArgs, base: KimiConfig) -> Result<(KimiConfig, Spread)
     };
     let config = sizes.apply(base).map_err(|e| CliError::usage(e.to_string(), "", "see `tokenspeed tiny --help`"))?;
     Ok((config, spread))
+}
+
+fn eagle3_draft(args: &Eagle3Args) -> Result<(), CliError> {
+    let folder = prepare(&args.out)?;
+    let fit = eagle3::tiny::fitted(&args.target, folder, args.out.seed)
+        .map_err(|e| CliError::new(e.to_string(), args.target.display().to_string(), "give a tiny Kimi as --target"))?;
+    let Fit { samples, agreement } = fit;
+    println!("{}: chooses as its target does in {:.0}% of {samples} cases", folder.display(), 100.0 * agreement);
+    Ok(())
 }
 
 fn llama(args: &LlamaArgs) -> Result<(), CliError> {
@@ -271,6 +303,7 @@ mod tests {
             TinyCommand::KimiK3(args) => kimi_config(&args, tiny::k3()).err(),
             TinyCommand::KimiLinear(args) => kimi_config(&args, tiny::kimi_linear()).err(),
             TinyCommand::Llama(args) => llama_model(&args).err(),
+            TinyCommand::Eagle3(args) => eagle3_draft(&args).err(),
         };
         error.unwrap_or_else(|| panic!("{line} was accepted"))
     }
@@ -316,6 +349,21 @@ mod tests {
         }
         fs::remove_dir_all(&folder).expect("cleaned up");
         assert_eq!(digests, ["61603d0201850c9d", "06bdf18ff0306e1c", "442e120ea33f5b8a", "8d7efe9b74589982"]);
+    }
+
+    #[test]
+    fn a_draft_is_fitted_to_a_tiny_target() {
+        let root = std::env::temp_dir().join(format!("tokenspeed-tiny-draft-{}", std::process::id()));
+        let (target, draft) = (root.join("target"), root.join("draft"));
+        let line = format!("eagle3 --target {} --out {}", target.display(), draft.display());
+        let error = run(command(&line)).expect_err("no target yet");
+        assert!(error.place.ends_with("target") && error.what.contains("config.json"), "{error:?}");
+        run(command(&format!("kimi-k3 --guessable --out {}", target.display()))).expect("written");
+        run(command(&line)).expect("fitted");
+        for file in ["target/tiktoken.model", "target/config.json", "draft/config.json", "draft/model.safetensors"] {
+            assert!(root.join(file).exists(), "{file}");
+        }
+        fs::remove_dir_all(&root).expect("cleaned up");
     }
 
     #[test]
