@@ -1,6 +1,7 @@
 //! `tokenspeed tiny`: small random checkpoints in the published layouts, from a seed.
 //!
-//! They say nothing sensible, but every part of the engine runs on them as on the published models: for trying a backend,
+//! A Kimi model comes with a made-up tokenizer in the published format, so that it serves and chats at once. What these
+//! models say makes no sense, but every part of the engine runs on them as on the published models: for trying a backend,
 //! for demos, for tests and benchmarks. One subcommand per family, so that an option that a family does not have is
 //! refused by name instead of being ignored.
 
@@ -13,13 +14,13 @@ use clap::{Args, Subcommand, ValueEnum};
 use serde_json::json;
 use tokenspeed_backend_api::dtype::DType;
 use tokenspeed_models::{
-    eagle3,
+    eagle3::{self, tiny::Fit},
     kimi::{
         KimiConfig,
         tensors::CheckpointSize,
         tiny::{self, Sizes, Spread},
     },
-    text::kimi::{TinyTokenizer, TinyTokenizerError, tiny_linear_tokenizer, tiny_tokenizer},
+    text::kimi::{tiny_linear_tokenizer, tiny_tokenizer},
     tiny::Tiny,
 };
 
@@ -34,7 +35,7 @@ pub enum TinyCommand {
     KimiLinear(KimiArgs),
     /// Llama
     Llama(LlamaArgs),
-    /// An EAGLE3 draft for a tiny Kimi K3, fitted to the target's own text
+    /// An EAGLE3 draft for a tiny Kimi K3, its head fitted to the target's text
     Eagle3(Eagle3Args),
 }
 
@@ -71,6 +72,9 @@ pub struct KimiArgs {
     /// Start from heads as wide as the published ones and widths that are whole tiles: for kernels
     #[arg(long, conflicts_with = "preset")]
     pub real_heads: bool,
+    /// Text that a small draft can guess, as that of trained models: for `tiny eagle3`
+    #[arg(long, conflicts_with = "preset")]
+    pub guessable: bool,
     /// Layers; every fourth and the last are MLA
     #[arg(long, value_name = "N")]
     pub layers: Option<u64>,
@@ -104,20 +108,17 @@ pub struct KimiArgs {
     /// Longest sequence, in tokens
     #[arg(long, value_name = "TOKENS")]
     pub context: Option<u64>,
-    /// Text that a small draft can guess: the last token has most of the say
-    #[arg(long, conflicts_with_all = ["preset", "real_heads"])]
-    pub predictable: bool,
 }
 
 /// Arguments of `tiny eagle3`.
 #[derive(Clone, Debug, Args)]
 pub struct Eagle3Args {
-    /// Folder of the target, best one written with --predictable
-    #[arg(long, value_name = "DIR")]
-    pub target: PathBuf,
     /// Where to.
     #[command(flatten)]
     pub out: OutArgs,
+    /// Folder of the target, written by `tiny kimi-k3 --guessable`
+    #[arg(long, value_name = "DIR")]
+    pub target: PathBuf,
 }
 
 /// Storage of the matrices.
@@ -163,45 +164,27 @@ pub struct LlamaArgs {
 /// Run it.
 pub fn run(command: TinyCommand) -> Result<(), CliError> {
     match command {
-        TinyCommand::KimiK3(args) => kimi(&args, tiny::k3(), tiny_tokenizer),
-        TinyCommand::KimiLinear(args) => kimi(&args, tiny::kimi_linear(), tiny_linear_tokenizer),
+        TinyCommand::KimiK3(args) => kimi(&args, tiny::k3()),
+        TinyCommand::KimiLinear(args) => kimi(&args, tiny::kimi_linear()),
         TinyCommand::Llama(args) => llama(&args),
-        TinyCommand::Eagle3(args) => eagle3(&args),
+        TinyCommand::Eagle3(args) => eagle3_draft(&args),
     }
 }
 
-type WriteTokenizer = fn(&Path, u32, u64) -> Result<TinyTokenizer, TinyTokenizerError>;
-
-/// A made-up tokenizer goes with it, so that the model can be talked to.
-fn kimi(args: &KimiArgs, base: KimiConfig, write_tokenizer: WriteTokenizer) -> Result<(), CliError> {
+fn kimi(args: &KimiArgs, base: KimiConfig) -> Result<(), CliError> {
     let (mut config, spread) = kimi_config(args, base)?;
-    let seed = args.out.seed;
     let folder = prepare(&args.out)?;
-    let vocab_size = u32::try_from(config.vocab_size).unwrap_or(u32::MAX);
-    let ids = write_tokenizer(folder, vocab_size, seed).map_err(|e| {
-        CliError::new(e.to_string(), folder.display().to_string(), "check --vocab, free space and rights")
-    })?;
+    let write_tokenizer = if config.attn_res_block.is_some() { tiny_tokenizer } else { tiny_linear_tokenizer };
+    let ids = write_tokenizer(folder, config.vocab_size as u32, args.out.seed)
+        .map_err(|e| CliError::new(e.to_string(), "", "check free space and rights"))?;
     (config.bos_id, config.eos_ids) = (Some(ids.bos), vec![ids.eos]);
-    let written = match args.predictable {
-        true => eagle3::tiny::write_target(folder, &config, seed),
-        false => tiny::write_as(folder, &config, seed, spread),
+    let written = if args.guessable {
+        eagle3::tiny::write_target(folder, &config, args.out.seed)
+    } else {
+        tiny::write_as(folder, &config, args.out.seed, spread)
     };
     written.map_err(|e| not_written(folder, &e))?;
     done(folder, CheckpointSize::of(&config).total().bytes);
-    Ok(())
-}
-
-fn eagle3(args: &Eagle3Args) -> Result<(), CliError> {
-    let folder = prepare(&args.out)?;
-    let fit = eagle3::tiny::fitted(&args.target, folder, args.out.seed).map_err(|e| {
-        CliError::new(e.to_string(), args.target.display().to_string(), "give the folder of a tiny kimi-k3")
-    })?;
-    done(folder, fs::metadata(folder.join("model.safetensors")).map_or(0, |m| m.len()));
-    println!(
-        "fitted to {} hidden states, chooses as the target from {:.0}% of them",
-        fit.samples,
-        100.0 * fit.agreement
-    );
     Ok(())
 }
 
@@ -226,6 +209,15 @@ fn kimi_config(args: &KimiArgs, base: KimiConfig) -> Result<(KimiConfig, Spread)
     };
     let config = sizes.apply(base).map_err(|e| CliError::usage(e.to_string(), "", "see `tokenspeed tiny --help`"))?;
     Ok((config, spread))
+}
+
+fn eagle3_draft(args: &Eagle3Args) -> Result<(), CliError> {
+    let folder = prepare(&args.out)?;
+    let fit = eagle3::tiny::fitted(&args.target, folder, args.out.seed)
+        .map_err(|e| CliError::new(e.to_string(), args.target.display().to_string(), "give a tiny Kimi as --target"))?;
+    let Fit { samples, agreement } = fit;
+    println!("{}: chooses as its target does in {:.0}% of {samples} cases", folder.display(), 100.0 * agreement);
+    Ok(())
 }
 
 fn llama(args: &LlamaArgs) -> Result<(), CliError> {
@@ -311,7 +303,7 @@ mod tests {
             TinyCommand::KimiK3(args) => kimi_config(&args, tiny::k3()).err(),
             TinyCommand::KimiLinear(args) => kimi_config(&args, tiny::kimi_linear()).err(),
             TinyCommand::Llama(args) => llama_model(&args).err(),
-            TinyCommand::Eagle3(_) => None,
+            TinyCommand::Eagle3(args) => eagle3_draft(&args).err(),
         };
         error.unwrap_or_else(|| panic!("{line} was accepted"))
     }
@@ -357,6 +349,21 @@ mod tests {
         }
         fs::remove_dir_all(&folder).expect("cleaned up");
         assert_eq!(digests, ["61603d0201850c9d", "06bdf18ff0306e1c", "442e120ea33f5b8a", "8d7efe9b74589982"]);
+    }
+
+    #[test]
+    fn a_draft_is_fitted_to_a_tiny_target() {
+        let root = std::env::temp_dir().join(format!("tokenspeed-tiny-draft-{}", std::process::id()));
+        let (target, draft) = (root.join("target"), root.join("draft"));
+        let line = format!("eagle3 --target {} --out {}", target.display(), draft.display());
+        let error = run(command(&line)).expect_err("no target yet");
+        assert!(error.place.ends_with("target") && error.what.contains("config.json"), "{error:?}");
+        run(command(&format!("kimi-k3 --guessable --out {}", target.display()))).expect("written");
+        run(command(&line)).expect("fitted");
+        for file in ["target/tiktoken.model", "target/config.json", "draft/config.json", "draft/model.safetensors"] {
+            assert!(root.join(file).exists(), "{file}");
+        }
+        fs::remove_dir_all(&root).expect("cleaned up");
     }
 
     #[test]
