@@ -70,13 +70,20 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
+/// A thread names itself once it runs, so one that was just started may still have to.
 fn thread_named(name: &str) -> i32 {
-    let threads = std::fs::read_dir("/proc/self/task").expect("Linux").flatten();
-    let named =
-        threads.filter(|t| std::fs::read_to_string(t.path().join("comm")).is_ok_and(|comm| comm.trim() == name));
-    let ids: Vec<i32> = named.map(|t| t.file_name().to_str().expect("a number").parse().expect("a number")).collect();
-    assert_eq!(ids.len(), 1, "threads named {name}");
-    ids[0]
+    loop {
+        let threads = std::fs::read_dir("/proc/self/task").expect("Linux").flatten();
+        let named =
+            threads.filter(|t| std::fs::read_to_string(t.path().join("comm")).is_ok_and(|comm| comm.trim() == name));
+        let ids: Vec<i32> =
+            named.map(|t| t.file_name().to_str().expect("a number").parse().expect("a number")).collect();
+        match ids[..] {
+            [] => std::thread::yield_now(),
+            [id] => return id,
+            _ => panic!("{} threads are named {name}", ids.len()),
+        }
+    }
 }
 
 #[test]
