@@ -51,8 +51,11 @@ fn small() -> KimiConfig {
     KimiConfig { layers: tiny::kinds(2, &[2]), ..tiny::k3() }
 }
 
-/// Rewrite a checkpoint's tensors: (name, dtype, shape, bytes).
-fn edit(folder: &Path, change: impl Fn(&mut Vec<(String, String, Vec<u64>, Vec<u8>)>)) -> Checkpoint {
+/// A tensor of a file: name, dtype, shape, bytes.
+type Stored = (String, String, Vec<u64>, Vec<u8>);
+
+/// Rewrite a checkpoint's tensors.
+fn edit(folder: &Path, change: impl Fn(&mut Vec<Stored>)) -> Checkpoint {
     let file = folder.join("model.safetensors");
     let bytes = std::fs::read(&file).expect("written");
     let length = u64::from_le_bytes(bytes[..8].try_into().expect("eight")) as usize;
@@ -78,7 +81,7 @@ fn edit(folder: &Path, change: impl Fn(&mut Vec<(String, String, Vec<u64>, Vec<u
     Checkpoint::open(&file).expect("still sound")
 }
 
-fn refusal(name: &str, change: impl Fn(&mut Vec<(String, String, Vec<u64>, Vec<u8>)>)) -> String {
+fn refusal(name: &str, change: impl Fn(&mut Vec<Stored>)) -> String {
     let folder = Folder::new(name);
     tiny::write(&folder.0, &small(), 1).expect("written");
     let message = KimiWeights::open(edit(&folder.0, change), &small()).expect_err("refused").to_string();
@@ -180,7 +183,7 @@ fn by_id(stacks: &[(String, Vec<u8>)]) -> BTreeMap<String, Vec<Vec<u8>>> {
 fn experts_are_found_in_any_order_and_used_in_place_where_they_can_be() {
     let folder = Folder::new("places");
     tiny::write(&folder.0, &small(), 1).expect("written");
-    let open = |change: &dyn Fn(&mut Vec<(String, String, Vec<u64>, Vec<u8>)>)| {
+    let open = |change: &dyn Fn(&mut Vec<Stored>)| {
         let source = Folder::new("places-edited");
         std::fs::copy(folder.0.join("model.safetensors"), source.0.join("model.safetensors")).expect("copied");
         let weights = KimiWeights::open(edit(&source.0, change), &small()).expect("complete");
@@ -197,7 +200,7 @@ fn experts_are_found_in_any_order_and_used_in_place_where_they_can_be() {
     let (name, key) = ("language_model.model.layers.1.block_sparse_moe.experts.", |t: &str| {
         t.split('.').nth(6).and_then(|e| e.parse::<u64>().ok())
     });
-    let shuffle = |list: &mut Vec<(String, String, Vec<u64>, Vec<u8>)>| {
+    let shuffle = |list: &mut Vec<Stored>| {
         list.sort_by_key(|t| if t.0.starts_with(name) { key(&t.0).map(|e| 1 + e * 7 % 16) } else { None });
     };
     let (shuffled, in_place, copied, slots) = open(&shuffle);
@@ -215,7 +218,7 @@ fn experts_are_found_in_any_order_and_used_in_place_where_they_can_be() {
 
     // One matrix in an order of its own is copied, in the order of the others.
     let (other, in_place, copied, _) = open(&|list| {
-        let odd = |t: &(String, String, Vec<u64>, Vec<u8>)| t.0.ends_with(".w2.weight_packed") && t.0.starts_with(name);
+        let odd = |t: &Stored| t.0.ends_with(".w2.weight_packed") && t.0.starts_with(name);
         let mut moved: Vec<_> = list.iter().filter(|t| odd(t)).cloned().collect();
         list.retain(|t| !odd(t));
         moved.reverse();

@@ -54,10 +54,10 @@ unsafe fn tanh<S: Simd>(x: S::F) -> S::F {
         let magnitude = S::from_bits(S::i_and(S::bits(x), S::i_splat(0x7fff_ffff)));
         let square = S::mul(x, x);
         let mut p = S::splat(-5.704_988_7e-3);
-        p = S::fma(p, square, S::splat(2.063_908_9e-2));
+        p = S::fma(p, square, S::splat(2.063_909e-2));
         p = S::fma(p, square, S::splat(-5.373_971_6e-2));
         p = S::fma(p, square, S::splat(1.333_144_2e-1));
-        p = S::fma(p, square, S::splat(-3.333_328_2e-1));
+        p = S::fma(p, square, S::splat(-3.333_328e-1));
         let near = S::fma(S::mul(p, square), magnitude, magnitude);
         let e = exp::<S>(S::add(magnitude, magnitude));
         let far = S::sub(one, S::div(S::splat(2.0), S::add(e, one)));

@@ -42,7 +42,7 @@ impl World {
         let blocks_per_row = lens.iter().max().unwrap().div_ceil(block_tokens);
         let blocks = blocks_per_row * lens.len();
         let table = (0..blocks).map(|i| ((i * 17 + 3) % blocks) as u32).collect::<Vec<_>>();
-        assert!(blocks % 17 != 0, "the table is a permutation");
+        assert!(!blocks.is_multiple_of(17), "the table is a permutation");
         let values = blocks * block_tokens * width;
         let mut cache = vec![0u8; values * dtype.block_bytes()];
         for i in 0..values {
