@@ -10,7 +10,10 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use crate::request::{Event, Request, RequestId};
+use crate::{
+    request::{Event, Request, RequestId},
+    speculation::DRAFT_MAX,
+};
 
 /// Why a request was not taken.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -67,6 +70,10 @@ pub struct Metrics {
     pub steps: u64,
     /// Nanoseconds spent in steps.
     pub step_ns: u64,
+    /// Guessed tokens that were checked, by their place in the guess.
+    pub drafts: [u64; DRAFT_MAX as usize],
+    /// Of these, the right ones.
+    pub accepted: [u64; DRAFT_MAX as usize],
 }
 
 /// Limits that admission checks need.

@@ -30,6 +30,7 @@ use crate::{
         queue::{self, Queues, Running, Waiting},
         sequence::{Body, Sequence},
     },
+    speculation::{DRAFT_MAX, drafts::Drafts, width::StepCost},
     step::StepBuffer,
     validate::RequestError,
 };
@@ -86,6 +87,8 @@ pub struct EngineState {
     memory: Memory,
     sampler: Sampler,
     parts: StepParts,
+    /// Measured, for speculation.
+    step_cost: StepCost,
     in_flight: Option<InFlight>,
     counters: Counters,
     next_id: u64,
@@ -96,6 +99,8 @@ pub struct EngineState {
 struct InFlight {
     sequence: u64,
     n_logit_rows: u32,
+    /// Tokens, if all of them decode.
+    decode_only: Option<u32>,
     planned_ns: u64,
 }
 
@@ -109,6 +114,8 @@ struct Counters {
     finished: [u64; 4],
     steps: u64,
     step_ns: u64,
+    drafts: [u64; DRAFT_MAX as usize],
+    accepted: [u64; DRAFT_MAX as usize],
 }
 
 impl Counters {
@@ -147,6 +154,7 @@ impl EngineState {
             chunk_cap: config.chunked_prefill_size,
             chunk_grid: config.chunk_grid(),
             max_model_len: config.max_model_len,
+            draft_max: config.speculation.map_or(0, |s| s.draft_max),
             paged_components: config.components_of(ComponentClass::Paged).map(|at| at as u32).collect(),
         };
         Ok(Self {
@@ -155,6 +163,7 @@ impl EngineState {
             memory,
             sampler: Sampler::new(config.tokenizer_vocab_size),
             parts: StepParts::new(capacity),
+            step_cost: StepCost::default(),
             in_flight: None,
             counters: Counters::default(),
             next_id: 1,
@@ -206,6 +215,7 @@ impl EngineState {
             namespace,
             hashes,
             marks: Vec::with_capacity(if self.memory.has_states() { MARKS_MAX } else { 0 }),
+            drafts: Drafts::new(self.config.speculation.as_ref(), max_len),
             cached_tokens: None,
             prompt_logprobs,
             is_started: false,
@@ -275,7 +285,7 @@ impl EngineState {
     /// While a step is in flight, or if `step` was made for a smaller engine.
     pub fn plan(&mut self, now_ns: u64, step: &mut StepBuffer) -> Option<Plan> {
         assert!(self.in_flight.is_none(), "take in the step in flight before planning another");
-        self.scheduler.plan(&mut self.queues, &mut self.memory);
+        self.scheduler.plan(&mut self.queues, &mut self.memory, &self.step_cost);
         let load = self.parts.collect(&mut self.queues);
         if load.n_rows == 0 {
             assert!(self.is_idle(), "requests wait and none of them can go on");
@@ -284,8 +294,9 @@ impl EngineState {
         self.sequence += 1;
         step.write(&self.parts.content(self.sequence, &self.scheduler.deltas));
         let plan = Plan { sequence: self.sequence, ..load };
-        self.in_flight =
-            Some(InFlight { sequence: plan.sequence, n_logit_rows: plan.n_logit_rows, planned_ns: now_ns });
+        let decode_only = (plan.n_decode_tokens == plan.n_tokens).then_some(plan.n_tokens);
+        let (sequence, n_logit_rows) = (plan.sequence, plan.n_logit_rows);
+        self.in_flight = Some(InFlight { sequence, n_logit_rows, decode_only, planned_ns: now_ns });
         Some(plan)
     }
 
@@ -299,7 +310,11 @@ impl EngineState {
         let vocab_size = self.config.vocab_size as usize;
         assert_eq!(logits.len(), in_flight.n_logit_rows as usize * vocab_size, "one row of logits per logit row");
         self.counters.steps += 1;
-        self.counters.step_ns += now_ns.saturating_sub(in_flight.planned_ns);
+        let ns = now_ns.saturating_sub(in_flight.planned_ns);
+        self.counters.step_ns += ns;
+        if let Some(tokens) = in_flight.decode_only {
+            self.step_cost.observe(tokens, ns);
+        }
         let mut taker = Taker {
             config: &self.config,
             memory: &mut self.memory,
@@ -393,6 +408,8 @@ impl EngineState {
             preemptions: self.scheduler.n_preemptions,
             steps: counters.steps,
             step_ns: counters.step_ns,
+            drafts: counters.drafts,
+            accepted: counters.accepted,
         }
     }
 

@@ -12,5 +12,6 @@ pub mod memory;
 pub mod request;
 pub mod sampler;
 pub mod scheduler;
+pub mod speculation;
 pub mod step;
 pub mod validate;

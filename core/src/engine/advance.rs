@@ -38,7 +38,9 @@ impl Taker<'_, '_> {
             }
             _ if running.parts().1.planned == 0 => return Some(running),
             Running::Decoding(mut sequence) => {
-                sequence.complete_step(self.memory);
+                // Guesses count as they turn out right, in `sample`.
+                let n_drafts = sequence.body.drafts.len();
+                sequence.complete_step(self.memory, n_drafts);
                 return self.sample(sequence);
             }
             Running::Prefilling(sequence) => sequence,
@@ -46,7 +48,7 @@ impl Taker<'_, '_> {
         if let Err(error) = self.report_prompt(&mut sequence) {
             return self.fail(sequence, error);
         }
-        sequence.complete_step(self.memory);
+        sequence.complete_step(self.memory, 0);
         let (body, active) = sequence.parts_mut();
         if active.computed < body.len() {
             sequence.publish(self.memory);
@@ -85,8 +87,44 @@ impl Taker<'_, '_> {
         (self.deliver)(body.id, Event::Started { cached_tokens, prompt_logprobs });
     }
 
-    /// Choose the next token of a request whose tokens are all computed.
+    /// Choose the next token of a request whose tokens are all computed, and, as long as a guess was right, the one that
+    /// follows it.
     fn sample(&mut self, mut sequence: Sequence<Decoding>) -> Option<Running> {
+        let is_first = !sequence.body.is_started;
+        let mut accepted = 0;
+        loop {
+            let id = match self.sample_row(&mut sequence, accepted) {
+                Ok(id) => id,
+                Err(error) => return self.fail(sequence, error),
+            };
+            let (body, active) = sequence.parts_mut();
+            let is_eos = !body.sampling.ignore_eos && self.config.eos_ids.contains(&id);
+            let is_hidden = seeded!(LengthHidesStop) && body.len() == body.max_len;
+            let reason = if (is_eos || body.sampling.stop_token_ids.contains(&id)) && !is_hidden {
+                Some(FinishReason::Stop)
+            } else {
+                (body.len() == body.max_len).then_some(FinishReason::Length)
+            };
+            if let Some(reason) = reason {
+                self.count_drafts(body, accepted);
+                return self.finish(sequence, reason);
+            }
+            if body.drafts.ids.get(accepted as usize) != Some(&id) {
+                self.count_drafts(body, accepted);
+                break;
+            }
+            accepted += 1;
+            active.computed += 1;
+        }
+        if is_first {
+            // The prompt is whole only now; generated pages follow at the end.
+            sequence.publish(self.memory);
+        }
+        Some(Running::Decoding(sequence))
+    }
+
+    /// Sample the row behind `n` right guesses and deliver its token.
+    fn sample_row(&mut self, sequence: &mut Sequence<Decoding>, n: u32) -> Result<u32, SampleError> {
         let config = self.config;
         let (body, active) = sequence.parts_mut();
         let context = RowContext {
@@ -97,11 +135,8 @@ impl Taker<'_, '_> {
             eos_ids: if body.sampling.ignore_eos { &[] } else { &config.eos_ids },
         };
         let n_before = if seeded!(PromptRowsShiftTheSample) { 0 } else { active.n_prompt_logit_rows };
-        let row = row_of(self.logits, config, active.first_logit_row + n_before);
-        let choice = match self.sampler.sample(row, &context) {
-            Ok(choice) => choice,
-            Err(error) => return self.fail(sequence, error),
-        };
+        let row = row_of(self.logits, config, active.first_logit_row + n_before + n);
+        let choice = self.sampler.sample(row, &context)?;
         let is_first = !body.is_started;
         self.start(body);
         body.tokens.push(choice.id);
@@ -110,19 +145,13 @@ impl Taker<'_, '_> {
         }
         self.counters.generation_tokens += 1;
         (self.deliver)(body.id, Event::Token { id: choice.id, logprobs: choice.logprobs });
-        let is_eos = !body.sampling.ignore_eos && config.eos_ids.contains(&choice.id);
-        let is_hidden = seeded!(LengthHidesStop) && body.len() == body.max_len;
-        if (is_eos || body.sampling.stop_token_ids.contains(&choice.id)) && !is_hidden {
-            return self.finish(sequence, FinishReason::Stop);
-        }
-        if body.len() == body.max_len {
-            return self.finish(sequence, FinishReason::Length);
-        }
-        if is_first {
-            // The prompt is whole only now; generated pages follow at the end.
-            sequence.publish(self.memory);
-        }
-        Some(Running::Decoding(sequence))
+        Ok(choice.id)
+    }
+
+    fn count_drafts(&mut self, body: &mut Body, accepted: u32) {
+        self.counters.drafts.iter_mut().take(body.drafts.len() as usize).for_each(|n| *n += 1);
+        self.counters.accepted.iter_mut().take(accepted as usize).for_each(|n| *n += 1);
+        body.drafts.observe(accepted);
     }
 
     fn finish<S: HoldsMemory>(&mut self, sequence: Sequence<S>, reason: FinishReason) -> Option<Running> {

@@ -5,7 +5,11 @@ use tokenspeed_backend_api::{
     graph::{ComponentKind, ComponentSpec},
 };
 
-use crate::{step::StepCapacity, validate::RequestLimits};
+use crate::{
+    speculation::{DRAFT_MAX, SpeculationConfig},
+    step::StepCapacity,
+    validate::RequestLimits,
+};
 
 /// How a cache component is stored, without its tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +74,8 @@ pub struct EngineConfig {
     pub eos_ids: Vec<u32>,
     /// Reuse computed prefixes.
     pub prefix_cache: bool,
+    /// Guess tokens and check them together; `None` = one token per step.
+    pub speculation: Option<SpeculationConfig>,
     /// Keys the prefix hash; random per process in production, fixed in simulation.
     pub secret: [u64; 2],
     /// Requests waiting at once; more are refused.
@@ -122,6 +128,9 @@ pub enum ConfigError {
         /// Pages needed.
         needed: u32,
     },
+    /// States cannot be taken back yet.
+    #[error("speculation is not available for models with recurrent state")]
+    SpeculationWithState,
     /// Not one paged component, or several states.
     #[error("the model has {paged} paged and {state} state components; at least 1 and at most 1 are supported")]
     Components {
@@ -152,6 +161,7 @@ impl EngineConfig {
             tokenizer_vocab_size: vocab_size,
             eos_ids: Vec::new(),
             prefix_cache: true,
+            speculation: None,
             secret: [0; 2],
             max_waiting: 4096,
             max_logprobs: 20,
@@ -187,6 +197,14 @@ impl EngineConfig {
         at_most("max_model_len", self.max_model_len, i32::MAX as u32, "positions must not wrap")?;
         for &id in &self.eos_ids {
             at_most("eos_ids", id, self.tokenizer_vocab_size - 1, "it is a token id")?;
+        }
+        if let Some(speculation) = &self.speculation {
+            at_least("speculation.draft_max", speculation.draft_max, 1, "guesses are what it is about")?;
+            at_least("speculation.ngram", speculation.ngram, 1, "something must repeat")?;
+            at_most("speculation.draft_max", speculation.draft_max, DRAFT_MAX, "steps are of limited width")?;
+            if self.components_of(ComponentClass::State).next().is_some() {
+                return Err(ConfigError::SpeculationWithState);
+            }
         }
         let count = |class| self.components_of(class).count();
         let (paged, state) = (count(ComponentClass::Paged), count(ComponentClass::State));

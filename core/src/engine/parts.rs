@@ -81,9 +81,9 @@ impl StepParts {
                 .map_or(0, |_| active.computed.saturating_sub(u32::from(seeded!(StateCountLagsBehind)))),
             reserved: 0,
         });
-        for position in active.computed..end {
-            let id = body.tokens[position as usize].cast_signed();
-            self.tokens.push(ts_step_token { id, position, row, reserved: 0 });
+        let ids = body.tokens[active.computed as usize..].iter().chain(&body.drafts.ids);
+        for (position, id) in (active.computed..end).zip(ids) {
+            self.tokens.push(ts_step_token { id: id.cast_signed(), position, row, reserved: 0 });
         }
         active.first_logit_row = self.logit_rows.len() as u32;
         if active.n_prompt_logit_rows > 0 {
@@ -91,8 +91,9 @@ impl StepParts {
             let first = query_start + (next - active.computed);
             self.logit_rows.extend(first..first + active.n_prompt_logit_rows);
         }
-        if end == body.len() && body.len() < body.max_len {
-            self.logit_rows.push(query_start + active.planned - 1);
+        if end >= body.len() && body.len() < body.max_len {
+            // The last token's, and each guess's.
+            self.logit_rows.extend(query_start + (body.len() - 1 - active.computed)..query_start + active.planned);
         }
         u64::from(active.planned) * u64::from(end)
     }

@@ -19,6 +19,7 @@ use crate::{
     bug::seeded,
     cache::{index::NodeId, lease::Lease, memory::Memory},
     request::RequestId,
+    speculation::width::{self, Offer, StepCost},
 };
 
 /// Fixed limits of a step.
@@ -38,6 +39,8 @@ pub struct StepLimits {
     pub chunk_grid: u32,
     /// Tokens of one request.
     pub max_model_len: u32,
+    /// Guesses per request, 0 = no speculation.
+    pub draft_max: u32,
     /// Numbers of the paged components.
     pub paged_components: Vec<u32>,
 }
@@ -52,6 +55,7 @@ pub struct Scheduler {
     path: Vec<NodeId>,
     /// Pages found beyond `path` that cannot be resumed from.
     n_cut_pages: u32,
+    offers: Vec<Offer>,
     /// Block-table changes of the step being planned.
     pub deltas: Vec<ts_table_delta>,
     /// Requests that lost their memory, since start.
@@ -84,6 +88,7 @@ impl Scheduler {
             n_preemptions: 0,
             n_cut_tokens: 0,
             n_cut_pages: 0,
+            offers: Vec::with_capacity(limits.max_num_seqs as usize),
             limits,
         }
     }
@@ -94,9 +99,11 @@ impl Scheduler {
     }
 
     /// Plan a step: sets `planned` of the requests that take part, and `deltas`.
-    pub fn plan(&mut self, queues: &mut Queues, memory: &mut Memory) {
+    pub fn plan(&mut self, queues: &mut Queues, memory: &mut Memory, cost: &StepCost) {
         self.deltas.clear();
-        let n_decode = queues.iter_running().filter(|r| matches!(r, Running::Decoding(_))).count() as u32;
+        let mut n_decode = queues.iter_running().filter(|r| matches!(r, Running::Decoding(_))).count() as u32;
+        let n_drafts = if self.limits.draft_max > 0 { self.guess(queues, n_decode, cost) } else { 0 };
+        n_decode += n_drafts;
         let limits = &self.limits;
         let mut budget = Budget {
             tokens: self
@@ -104,7 +111,7 @@ impl Scheduler {
                 .saturating_sub(n_decode)
                 .max(limits.chunk_grid)
                 .min(limits.max_batch_tokens - n_decode),
-            prompt_logit_rows: limits.max_logit_rows - limits.max_num_seqs,
+            prompt_logit_rows: limits.max_logit_rows - limits.max_num_seqs - n_drafts,
         };
         let mut at = 0;
         // Preemption shortens the list behind `at`.
@@ -113,6 +120,41 @@ impl Scheduler {
             at += 1;
         }
         self.admit(queues, memory, &mut budget);
+    }
+
+    /// Let decoding requests guess, as far as it pays and the step has room; returns how many tokens that adds.
+    fn guess(&mut self, queues: &mut Queues, n_decode: u32, cost: &StepCost) -> u32 {
+        let limits = &self.limits;
+        self.offers.clear();
+        for running in queues.running.iter_mut().flatten() {
+            if let Running::Decoding(sequence) = running {
+                let body = &mut *sequence.body;
+                // The token after the last right guess is always sampled too.
+                let most = (body.max_len - body.len()).saturating_sub(1).min(limits.draft_max);
+                body.drafts.propose(&body.tokens, most);
+                let (chance, offered) = (body.drafts.record.chance(), body.drafts.len());
+                self.offers.push(Offer { chance, offered, width: 0 });
+            }
+        }
+        // A chunk on the grid, with logits of all its tokens, is always left for prefill.
+        let spare = (limits.max_logit_rows - limits.max_num_seqs).min(limits.max_batch_tokens - n_decode);
+        let total = spare.saturating_sub(limits.chunk_grid);
+        width::choose(&mut self.offers, total, cost);
+        let mut left = total;
+        let mut offers = self.offers.iter();
+        for running in queues.running.iter_mut().flatten() {
+            if let Running::Decoding(sequence) = running {
+                let offer = offers.next().expect("one per decoding request");
+                let drafts = &mut sequence.body.drafts;
+                let mut width = offer.width;
+                if width == 0 && offer.offered > 0 && drafts.record.is_due() {
+                    width = 1;
+                }
+                drafts.ids.truncate(width.min(left) as usize);
+                left -= drafts.len();
+            }
+        }
+        total - left
     }
 
     fn plan_running(&mut self, at: usize, queues: &mut Queues, memory: &mut Memory, budget: &mut Budget) {
@@ -129,8 +171,13 @@ impl Scheduler {
             }
             let wanted = body.len();
             let n_tokens = if is_decoding {
-                let left = if seeded!(DecodingWaitsForPrefill) { budget.tokens } else { u32::MAX };
-                (wanted - active.computed).min(left)
+                // A guess is never worth another request's pages: one is left for each request behind this one.
+                let n_behind = (queues.running.len() - at - 1) as u32;
+                let n_spare = memory.n_available().saturating_sub(n_behind);
+                let room = (active.lease.n_pages() + n_spare) * memory.page_tokens();
+                body.drafts.ids.truncate(room.saturating_sub(wanted) as usize);
+                let is_left = budget.tokens > 0 || !seeded!(DecodingWaitsForPrefill);
+                if is_left { wanted - active.computed + body.drafts.len() } else { 0 }
             } else {
                 let cap = self.chunk_cap(budget, body.next_prompt_logits().is_some());
                 let held = (active.lease.n_pages() + memory.n_available()) * memory.page_tokens();
@@ -302,5 +349,5 @@ impl Scheduler {
 
 /// A chunk that ends within a page of all that is wanted reserves the rest with it, so that the rest cannot fail.
 fn with_tail(end: u32, wanted: u32, memory: &Memory) -> u32 {
-    if wanted - end < memory.page_tokens() { wanted } else { end }
+    if wanted.saturating_sub(end) < memory.page_tokens() { wanted.max(end) } else { end }
 }

@@ -24,6 +24,7 @@ use crate::{
     request::{RequestId, SamplingParams, TokenLogprobs, Usage},
     sampler::History,
     scheduler::marks::Mark,
+    speculation::drafts::Drafts,
 };
 
 /// Order of service: smaller first.
@@ -52,6 +53,8 @@ pub struct Body {
     pub hashes: Vec<u64>,
     /// Boundaries at which its recurrent state is to be stored, ascending; passed ones are gone.
     pub marks: Vec<Mark>,
+    /// Guesses being checked in the planned step, and what they are made from; nothing for requests that do not speculate.
+    pub drafts: Drafts,
     /// Prompt tokens found in the cache at first admission.
     pub cached_tokens: Option<u32>,
     /// Reports so far, if asked for; entry i is about prompt token i + 1.
@@ -208,10 +211,10 @@ impl<S: HoldsMemory> Sequence<S> {
         (&mut self.body, self.state.active_mut())
     }
 
-    /// The planned step has run.
-    pub fn complete_step(&mut self, memory: &mut Memory) {
+    /// The planned step has run; all of its tokens but the last `n_rejected` count.
+    pub fn complete_step(&mut self, memory: &mut Memory, n_rejected: u32) {
         let active = self.state.active_mut();
-        active.computed += std::mem::take(&mut active.planned);
+        active.computed += std::mem::take(&mut active.planned) - n_rejected;
         active.lease.complete_step(memory, active.computed);
     }
 
@@ -257,6 +260,7 @@ impl<S: HoldsMemory> Sequence<S> {
         if seeded!(PreemptedLosesItsLastToken) {
             self.body.tokens.pop();
         }
+        self.body.drafts.ids.clear();
         self.state.into_active().lease.retire(memory);
         Sequence { body: self.body, state: Preempted(()) }
     }

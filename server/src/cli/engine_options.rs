@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use tokenspeed_core::speculation::DRAFT_MAX;
 
 /// How numbers are computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -46,6 +47,16 @@ pub enum Dtype {
     F16,
     /// bfloat16
     Bf16,
+}
+
+/// Where guesses of the next tokens come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum SpeculativeAlgorithm {
+    /// No guesses: one token per sequence and step
+    #[default]
+    None,
+    /// What followed the last tokens when the text had them before (prompt lookup)
+    Ngram,
 }
 
 /// How tool calls are recognised in answers.
@@ -138,6 +149,15 @@ pub struct EngineOptions {
     /// Where default sampling values come from
     #[arg(long, value_enum, default_value_t)]
     pub generation_config: GenerationConfig,
+    /// Guess tokens and check several per step; answers stay the same, and widths follow what is accepted
+    #[arg(long, value_enum, default_value_t)]
+    pub speculative_algorithm: SpeculativeAlgorithm,
+    /// Guesses per sequence and step, at most
+    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(DRAFT_MAX)))]
+    pub speculative_num_draft_tokens: u32,
+    /// Tokens that must repeat before a guess is made
+    #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16))]
+    pub speculative_ngram: u32,
     /// Recurrent states kept at most for the prefix cache, if memory allows [default: four per sequence]
     #[arg(long, value_name = "N")]
     pub prefix_snapshots: Option<u32>,

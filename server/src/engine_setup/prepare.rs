@@ -15,6 +15,7 @@ use tokenspeed_core::{
     load::{self, DeviceProgram},
     lower::{Capacity, Lowered},
     memory::{MemoryPlan, MemoryRequest, plan_memory},
+    speculation::{GUESSES_MAX, SpeculationConfig},
     step::StepCapacity,
 };
 use tokenspeed_models::loader::{LoadOptions, Model};
@@ -22,7 +23,7 @@ use tokenspeed_models::loader::{LoadOptions, Model};
 use super::{GenerationDefaults, backend, text};
 use crate::{
     cli::{
-        engine_options::{Dtype, EngineOptions, GenerationConfig, KvCacheDtype, Mode},
+        engine_options::{Dtype, EngineOptions, GenerationConfig, KvCacheDtype, Mode, SpeculativeAlgorithm},
         model_path::{ModelPath, resolve_model},
     },
     error::CliError,
@@ -201,6 +202,11 @@ impl Prepared {
             "off (--no-prefix-cache)".into()
         };
         t.row("prefix cache", cache);
+        if let Some(s) = &e.speculation {
+            let what =
+                format!("guesses from the text itself, {} at most, after {} repeated tokens", s.draft_max, s.ngram);
+            t.row("speculation", what);
+        }
         t.row("sampling defaults", self.defaults(options).to_string());
         t
     }
@@ -309,6 +315,13 @@ fn engine_config(
     config.tokenizer_vocab_size = frontend.vocab_size().min(vocab);
     config.eos_ids = frontend.eos_ids().to_vec();
     config.prefix_cache = !options.no_prefix_cache;
+    if shape == Shape::Serve && options.speculative_algorithm == SpeculativeAlgorithm::Ngram {
+        let (draft_max, ngram) = (options.speculative_num_draft_tokens, options.speculative_ngram);
+        config.speculation = Some(SpeculationConfig { draft_max, ngram });
+        let guesses = GUESSES_MAX.min(max_num_seqs.saturating_mul(draft_max));
+        config.max_batch_tokens += guesses;
+        config.max_logit_rows += guesses;
+    }
     config.secret = [random_u64(), random_u64()];
     Ok(config)
 }

@@ -165,6 +165,19 @@ fn write_engine(out: &mut String, engine: &Metrics) {
     for (name, count) in ["stop", "length", "abort", "failed"].iter().zip(engine.finished) {
         let _ = writeln!(out, "tokenspeed_engine_sequences_total{{reason=\"{name}\"}} {count}");
     }
+    for (name, help, counts) in [
+        (
+            "tokenspeed_draft_tokens_total",
+            "Guessed tokens that were checked, by their place in the guess.",
+            engine.drafts,
+        ),
+        ("tokenspeed_accepted_tokens_total", "Of these, the right ones.", engine.accepted),
+    ] {
+        header(out, name, help, "counter");
+        for (position, count) in (1..).zip(counts.iter().take_while(|count| **count > 0)) {
+            let _ = writeln!(out, "{name}{{position=\"{position}\"}} {count}");
+        }
+    }
 }
 
 /// Times one answer; an answer dropped before its end counts as aborted.

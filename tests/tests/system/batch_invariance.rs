@@ -126,6 +126,17 @@ fn invariant_in(mode: &str) {
             assert_eq!(cached, 128, "{words}: the cache was not used");
         }
     }
+    let words = "--threads 1 --speculative-algorithm ngram --speculative-ngram 1 --speculative-num-draft-tokens 7";
+    let engine = load(words).engine;
+    all_ways(&*engine, &expected, words);
+    // A random model repeats itself only if it has little choice.
+    let mut narrow = sampled(&ids(4, 70), 3);
+    (narrow.sampling.allowed_token_ids, narrow.sampling.max_tokens) = (Some(vec![5, 6]), 60);
+    let answer = finish(submit(&*engine, narrow.clone()));
+    assert_eq!(answer.numbers(), finish(submit(&*plain, narrow)).numbers(), "{words}: two ids");
+    let metrics = engine.metrics();
+    let (drafts, accepted): (u64, u64) = (metrics.drafts.iter().sum(), metrics.accepted.iter().sum());
+    assert!(accepted > 0 && accepted < drafts, "of {drafts} guesses {accepted} were right");
     for via in [Via::Program, Via::Walker] {
         let engine = engine_via(tiny.path(), mode, via, tokens);
         all_ways(&*engine, &expected, &format!("{via:?}"));

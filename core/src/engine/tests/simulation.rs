@@ -11,6 +11,7 @@ use super::{fake::Rig, oracle};
 use crate::{
     engine::{ComponentClass, ComponentConfig, EngineConfig},
     request::{Event, FinishReason, Request, RequestId, SamplingParams},
+    speculation::SpeculationConfig,
 };
 use std::collections::BTreeMap;
 
@@ -66,6 +67,11 @@ fn random_config(rng: &mut Rng) -> EngineConfig {
         let (class, n_blocks) = (ComponentClass::State, 1 + rng.between(1, config.max_num_seqs * 2 + 6));
         config.components.insert(0, ComponentConfig { name: "kda".into(), class, n_blocks });
     }
+    let is_hybrid = config.components_of(ComponentClass::State).next().is_some();
+    if !is_hybrid && rng.one_in(2) {
+        config.max_logit_rows += rng.below(20);
+        config.speculation = Some(SpeculationConfig { draft_max: rng.between(1, 15), ngram: rng.between(1, 3) });
+    }
     config
 }
 
@@ -94,6 +100,8 @@ fn random_request(rng: &mut Rng, config: &EngineConfig, bases: &[Vec<u32>]) -> R
         max_tokens,
         stop_token_ids: if rng.one_in(3) { vec![rng.below(TOKENIZER_IDS)] } else { vec![] },
         ignore_eos: rng.one_in(2),
+        // Of two ids, half of all guesses are right.
+        allowed_token_ids: rng.one_in(3).then(|| vec![1, 2]),
         logprobs: rng.pick(&[None, None, Some(0), Some(3)]),
         prompt_logprobs: rng.pick(&[None, None, None, Some(2)]),
         ..SamplingParams::default()
@@ -106,8 +114,8 @@ fn random_request(rng: &mut Rng, config: &EngineConfig, bases: &[Vec<u32>]) -> R
     }
 }
 
-/// Returns (preemptions, tokens from the cache, aborts, tokens from the cache of hybrid models).
-fn run(seed: u64) -> [u64; 4] {
+/// Returns preemptions, tokens from the cache, aborts, tokens from the cache of hybrid models, right guesses.
+fn run(seed: u64) -> [u64; 5] {
     let rng = &mut Rng(seed);
     let config = random_config(rng);
     let bases: Vec<Vec<u32>> =
@@ -189,18 +197,19 @@ fn run(seed: u64) -> [u64; 4] {
     rig.engine.check_conservation().unwrap();
     let is_hybrid = config.components_of(ComponentClass::State).next().is_some();
     let hybrid = if is_hybrid { metrics.cached_tokens } else { 0 };
-    [metrics.preemptions, metrics.cached_tokens, metrics.finished[2], hybrid]
+    let accepted = metrics.accepted.iter().sum();
+    [metrics.preemptions, metrics.cached_tokens, metrics.finished[2], hybrid, accepted]
 }
 
 #[test]
 fn every_request_hears_what_it_hears_alone() {
-    let mut totals = [0; 4];
+    let mut totals = [0; 5];
     for seed in 0..600 {
         let result = std::panic::catch_unwind(|| run(seed));
         let counts = result.unwrap_or_else(|_| panic!("seed {seed} failed"));
         totals.iter_mut().zip(counts).for_each(|(total, n)| *total += n);
     }
     // The workload really has what it is meant to check.
-    assert!(totals.iter().zip([500, 5000, 300, 500]).all(|(total, least)| *total > least), "{totals:?}");
-    println!("preemptions, cached tokens, aborts, cached tokens of hybrids: {totals:?}");
+    assert!(totals.iter().zip([500, 5000, 300, 500, 100]).all(|(total, least)| *total > least), "{totals:?}");
+    println!("preemptions, cached tokens, aborts, cached tokens of hybrids, right guesses: {totals:?}");
 }

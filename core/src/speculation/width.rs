@@ -1,0 +1,198 @@
+//! How many guesses to check: as many as pay for themselves.
+//!
+//! The cost of a step is measured by its number of decoded tokens, so it holds whatever makes wide steps dear (more
+//! experts touched, more rows multiplied) on this machine and model. The gain is the expected number of accepted guesses,
+//! from each request's own record. Guesses are added in order of falling chance as long as tokens per second rise; with
+//! nothing to gain the answer is 0, and speculation costs a table look-up.
+//!
+//! A request that stops guessing would never learn that its text has become predictable again; so now and then, ever
+//! more rarely while it keeps failing, one guess is tried. Rejected: a fixed width (a public measurement lost 1.8x at
+//! concurrency 1 on an 896-expert model).
+
+use super::GUESSES_MAX;
+
+/// Widest step, in decoded tokens, with a cost of its own; wider ones are extrapolated.
+const COSTS: usize = 2 * GUESSES_MAX as usize;
+/// Weight of the newest observation.
+const NEWEST: f64 = 0.2;
+
+/// Measured cost of decode-only steps by their number of tokens.
+#[derive(Clone, Debug)]
+pub struct StepCost {
+    ns: [f64; COSTS + 1],
+}
+
+impl Default for StepCost {
+    fn default() -> Self {
+        Self { ns: [0.0; COSTS + 1] }
+    }
+}
+
+impl StepCost {
+    /// A decode-only step of `tokens` took `ns`.
+    pub fn observe(&mut self, tokens: u32, ns: u64) {
+        if let Some(known) = self.ns.get_mut(tokens as usize) {
+            *known = if *known == 0.0 { ns as f64 } else { *known + NEWEST * (ns as f64 - *known) };
+        }
+    }
+
+    /// Expected nanoseconds of a step of `tokens`; `None` before anything near was measured.
+    ///
+    /// Between measured widths the cost is interpolated, beyond them it is assumed to be flat: an untried width is worth
+    /// a try, and after that it is measured.
+    pub fn ns(&self, tokens: u32) -> Option<f64> {
+        let at = (tokens as usize).min(COSTS);
+        let known = |i: usize| (self.ns[i] > 0.0).then_some((i, self.ns[i]));
+        let below = (1..=at).rev().find_map(known);
+        let above = (at..=COSTS).find_map(known);
+        Some(match (below, above) {
+            (Some((_, ns)), None) | (None, Some((_, ns))) => ns,
+            (Some((a, low)), Some((b, high))) if a < b => low + (high - low) * (at - a) as f64 / (b - a) as f64,
+            (Some((_, ns)), Some(_)) => ns,
+            (None, None) => return None,
+        })
+    }
+}
+
+/// What became of one request's guesses.
+#[derive(Clone, Copy, Debug)]
+pub struct Record {
+    /// Chance that a guess is accepted if the one before it was.
+    chance: f64,
+    /// Steps until the next try while nothing pays.
+    rest: u32,
+    /// Length of that rest, doubled by each failed try.
+    patience: u32,
+}
+
+impl Default for Record {
+    fn default() -> Self {
+        // Optimistic: a look-up that finds something is usually right.
+        Self { chance: 0.7, rest: 0, patience: 8 }
+    }
+}
+
+impl Record {
+    /// Of `n` guesses the first `accepted` were right.
+    pub fn observe(&mut self, n: u32, accepted: u32) {
+        // Each accepted guess is a success, the first rejected one a failure; those behind it were not tried.
+        for _ in 0..accepted {
+            self.chance += NEWEST * (1.0 - self.chance);
+        }
+        if accepted < n {
+            self.chance -= NEWEST * self.chance;
+        }
+        self.patience = if accepted > 0 { 8 } else { (self.patience * 2).min(256) };
+    }
+
+    /// Nothing pays at the moment: whether to try one guess all the same.
+    pub fn is_due(&mut self) -> bool {
+        let is_due = self.rest == 0;
+        self.rest = if is_due { self.patience } else { self.rest - 1 };
+        is_due
+    }
+
+    /// Chance of the next guess.
+    pub fn chance(&self) -> f64 {
+        self.chance
+    }
+}
+
+/// A decoding request before its width is chosen.
+#[derive(Clone, Copy, Debug)]
+pub struct Offer {
+    /// Chance of the next guess, see [`Record::chance`].
+    pub chance: f64,
+    /// Guesses there are.
+    pub offered: u32,
+    /// Guesses to check.
+    pub width: u32,
+}
+
+/// Set the widths of one step's `offers`, at most `total` guesses in all.
+pub fn choose(offers: &mut [Offer], total: u32, cost: &StepCost) {
+    let rows = offers.len() as u32;
+    let (mut expected, mut best_rate, mut best) = (f64::from(rows), 0.0, 0);
+    let most = total.min(GUESSES_MAX);
+    // The chance of the guess that a request would add next.
+    let next = |o: &Offer| o.chance.powi(o.width as i32 + 1);
+    let wider = |offers: &mut [Offer]| -> Option<f64> {
+        let open = offers.iter_mut().filter(|o| o.width < o.offered);
+        let first = open.reduce(|a, b| if next(b) > next(a) { b } else { a })?;
+        let gain = next(first);
+        first.width += 1;
+        Some(gain)
+    };
+    offers.iter_mut().for_each(|o| o.width = 0);
+    for n in 0..=most {
+        let rate = expected / cost.ns(rows + n).unwrap_or(1.0);
+        if rate > best_rate {
+            (best_rate, best) = (rate, n);
+        }
+        match wider(offers) {
+            Some(gain) => expected += gain,
+            None => break,
+        }
+    }
+    // Once more, up to the best: steps have costs in steps, so the first width that does not pay is not the last.
+    offers.iter_mut().for_each(|o| o.width = 0);
+    for _ in 0..best {
+        wider(offers);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn offers(chances: &[f64]) -> Vec<Offer> {
+        chances.iter().map(|&chance| Offer { chance, offered: 5, width: 9 }).collect()
+    }
+
+    fn widths(chances: &[f64], total: u32, cost: &StepCost) -> Vec<u32> {
+        let mut offers = offers(chances);
+        choose(&mut offers, total, cost);
+        offers.iter().map(|o| o.width).collect()
+    }
+
+    #[test]
+    fn as_many_guesses_as_pay() {
+        let mut linear = StepCost::default();
+        (1..20).for_each(|n| linear.observe(n, 1_000 * u64::from(n)));
+        assert_eq!(widths(&[0.9, 0.99], 100, &linear), [0, 0], "a row costs more than any guess gains");
+        let mut flat = StepCost::default();
+        (1..30).for_each(|n| flat.observe(n, 10_000));
+        assert_eq!(widths(&[0.5, 0.9, 0.0], 100, &flat), [5, 5, 0], "rows are free, hopeless ones still not asked for");
+        assert_eq!(widths(&[0.5, 0.9], 3, &flat), [0, 3], "the likeliest first: 0.9, 0.81, 0.73 before 0.5");
+        // Two rows are as good as one, the third is dear.
+        let mut steps = StepCost::default();
+        (1..20).for_each(|n| steps.observe(n, 10_000 * u64::from(n.div_ceil(2))));
+        assert_eq!(widths(&[0.6], 100, &steps), [1]);
+        assert_eq!(widths(&[0.99], 100, &steps), [1]);
+        assert_eq!(widths(&[0.9], 100, &StepCost::default()), [5], "nothing is known: try");
+    }
+
+    #[test]
+    fn costs_between_measured_widths_are_interpolated() {
+        let mut cost = StepCost::default();
+        assert_eq!(cost.ns(3), None);
+        cost.observe(2, 100);
+        cost.observe(6, 300);
+        assert_eq!([1, 2, 4, 6, 9, 1000].map(|n| cost.ns(n)), [100.0, 100.0, 200.0, 300.0, 300.0, 300.0].map(Some));
+    }
+
+    #[test]
+    fn failures_lower_the_chance_and_lengthen_the_rest() {
+        let mut record = Record::default();
+        for _ in 0..20 {
+            record.observe(5, 0);
+        }
+        assert!(record.chance() < 0.02);
+        let tries = (0..2000).filter(|_| record.is_due()).count();
+        assert!((7..=9).contains(&tries), "every 256 steps or so, not {tries} times in 2000");
+        for _ in 0..20 {
+            record.observe(5, 5);
+        }
+        assert!(record.chance() > 0.99 && record.patience == 8);
+    }
+}
