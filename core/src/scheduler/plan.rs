@@ -176,11 +176,13 @@ impl Scheduler {
             }
             let wanted = body.len();
             let n_tokens = if is_decoding {
-                // A guess is never worth another request's pages.
-                let room = (active.lease.n_pages() + memory.n_available()) * memory.page_tokens();
+                // A guess is never worth another request's pages: one is left for each request behind this one.
+                let n_behind = (queues.running.len() - at - 1) as u32;
+                let n_spare = memory.n_available().saturating_sub(n_behind);
+                let room = (active.lease.n_pages() + n_spare) * memory.page_tokens();
                 body.drafts.ids.truncate(room.saturating_sub(wanted) as usize);
-                let left = if seeded!(DecodingWaitsForPrefill) { budget.tokens } else { u32::MAX };
-                (wanted - active.computed + body.drafts.len()).min(left)
+                let is_left = budget.tokens > 0 || !seeded!(DecodingWaitsForPrefill);
+                if is_left { wanted - active.computed + body.drafts.len() } else { 0 }
             } else {
                 let cap = self.chunk_cap(budget, body.next_prompt_logits().is_some());
                 let held = (active.lease.n_pages() + memory.n_available()) * memory.page_tokens();

@@ -42,6 +42,11 @@ impl Alone {
         (self.request.prompt.len() as u32).saturating_add(self.request.sampling.max_tokens).min(config.max_model_len)
     }
 
+    /// Whether the next event needs logits; if not, it follows from the last token.
+    pub fn needs_logits(&self) -> bool {
+        self.next.is_empty()
+    }
+
     /// The next event.
     pub fn next(&mut self, config: &EngineConfig) -> Event {
         if self.next.is_empty() {

@@ -76,6 +76,10 @@ pub struct Tally {
     pub refused: u64,
     /// Rows that resumed from one state slot and wrote another.
     pub state_moves: u64,
+    /// Tokens guessed.
+    pub guesses: u64,
+    /// Of these, right ones.
+    pub accepted: u64,
     /// Runs of other configurations.
     pub variants: u64,
 }
@@ -95,6 +99,8 @@ impl std::ops::AddAssign for Tally {
         self.step_failures += o.step_failures;
         self.refused += o.refused;
         self.state_moves += o.state_moves;
+        self.guesses += o.guesses;
+        self.accepted += o.accepted;
         self.variants += o.variants;
     }
 }
@@ -158,7 +164,12 @@ impl Ears {
             }
             Some(EarlyEnd::FailAll(message)) => Event::Failed { message: message.clone() },
             _ => match world.poisoned {
-                Some((which, token)) if which == id => alone::failed(SampleError::NotFinite { id: token }),
+                // A row behind a wrong guess is not looked at.
+                Some((which, len, token))
+                    if which == id && len as usize <= asked.alone.tokens().len() && asked.alone.needs_logits() =>
+                {
+                    alone::failed(SampleError::NotFinite { id: token })
+                }
                 _ => asked.alone.next(&self.config),
             },
         };

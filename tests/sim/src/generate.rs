@@ -5,6 +5,7 @@ use tokenspeed_backend_api::exec::Via;
 use tokenspeed_core::{
     engine::{ComponentClass, ComponentConfig, EngineConfig},
     request::SamplingParams,
+    speculation::{DRAFT_MAX, SpeculationConfig},
 };
 
 use crate::{
@@ -90,6 +91,10 @@ fn config(rng: &mut Rng, is_long: bool, mood: Mood) -> EngineConfig {
         let n_blocks = 1 + if rng.one_in(2) { few } else { few + rng.between(0, 40) };
         let at = rng.below(config.components.len() as u32 + 1) as usize;
         config.components.insert(at, ComponentConfig { name: "kda".into(), class: ComponentClass::State, n_blocks });
+    } else if rng.one_in(2) {
+        let (draft_max, ngram) = (rng.pick(&[1, 3, DRAFT_MAX]), rng.between(1, 3));
+        config.speculation = Some(SpeculationConfig { draft_max, ngram });
+        config.max_logit_rows += rng.pick(&[0, 20, 100]);
     }
     config
 }

@@ -195,7 +195,7 @@ impl<'s> Simulation<'s> {
         self.give_up(true)?;
         let holders: Vec<Holder> = self.engine.holders().collect();
         self.watch.before_advance(&holders)?;
-        self.now_ns = self.now_ns.saturating_add(1000);
+        self.now_ns = self.now_ns.saturating_add(1000 + 100 * u64::from(plan.n_tokens));
         match result {
             Ok(logits) => {
                 let ears = &mut self.ears;
@@ -211,7 +211,7 @@ impl<'s> Simulation<'s> {
     /// continued, because it has another text there, and that no earlier life of the same request did.
     fn doubt(&mut self) {
         let mut world = self.registered.world.lock();
-        let Some((id, _)) = world.poisoned.take() else { return };
+        let Some((id, ..)) = world.poisoned.take() else { return };
         let asked = &self.ears.asked[&id];
         // Aborted meanwhile: nobody has looked at the logits.
         if !matches!(asked.heard.last(), Some(Event::Failed { .. })) {

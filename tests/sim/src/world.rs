@@ -40,6 +40,13 @@ impl Truth {
         self.prefix.push(mix(last, token));
     }
 
+    /// The same with other tokens behind, one guess after the other.
+    pub fn guess(&self, ids: impl Iterator<Item = u32>) -> Self {
+        let mut guessed = self.clone();
+        ids.for_each(|id| guessed.push(id));
+        guessed
+    }
+
     /// Fingerprint of all tokens.
     pub fn last(&self) -> u64 {
         *self.prefix.last().expect("the empty prefix is there")
@@ -79,6 +86,8 @@ pub struct Sizes {
     pub states: u32,
     /// Tokens per page.
     pub block_tokens: u32,
+    /// Guesses of a request in a step, at most.
+    pub draft_max: u32,
     /// Chunks that do not complete what is wanted end on multiples of this.
     pub chunk_grid: u32,
     /// Most tokens of a chunk.
@@ -105,6 +114,10 @@ pub struct World {
     pub sizes: Sizes,
     /// Histories of all requests that have not ended, or are still in a step.
     pub truths: BTreeMap<RequestId, Truth>,
+    /// Histories with the guesses of the step that runs behind them.
+    pub(crate) guessed: BTreeMap<RequestId, Truth>,
+    /// Guesses of all steps.
+    pub n_guesses: u64,
     /// Who holds memory in the step that runs.
     pub held: Vec<Held>,
     /// Pages the cache owns.
@@ -117,8 +130,8 @@ pub struct World {
     pub fault: Option<StepFault>,
     /// The first thing found wrong.
     pub failure: Option<Failure>,
-    /// The request and token id whose logit was made not finite in this step.
-    pub poisoned: Option<(RequestId, u32)>,
+    /// The request, length of its history and token id whose logit was made not finite in this step.
+    pub poisoned: Option<(RequestId, u32, u32)>,
     /// Set once the device is gone.
     pub is_lost: bool,
     /// `[component][block]`.
@@ -144,6 +157,11 @@ impl World {
     /// Nothing has happened yet.
     pub fn new(sizes: Sizes) -> Self {
         Self { sizes, ..Self::default() }
+    }
+
+    /// A request's history, with the guesses of the step behind it.
+    pub(crate) fn history(&self, id: RequestId) -> &Truth {
+        self.guessed.get(&id).unwrap_or_else(|| &self.truths[&id])
     }
 
     /// Note the first failure.

@@ -45,8 +45,15 @@ fn config() -> EngineConfig {
 
 fn bench(backend: &Backend, via: Via) -> Bench {
     let config = config();
-    let sizes =
-        Sizes { blocks: BLOCKS, states: 5, block_tokens: B, chunk_grid: B, chunk_cap: 100, n_ids: VOCABULARY - 2 };
+    let sizes = Sizes {
+        blocks: BLOCKS,
+        states: 5,
+        block_tokens: B,
+        draft_max: 0,
+        chunk_grid: B,
+        chunk_cap: 100,
+        n_ids: VOCABULARY - 2,
+    };
     let mut world = World::new(sizes);
     for id in [1, 2] {
         world.truths.insert(RequestId(id), Truth::new(None, &[1, 2, 3, 4, 5, id as u32]));
@@ -213,5 +220,5 @@ fn a_logit_that_is_not_finite_is_told_to_the_simulator_and_to_no_other_row() {
     let bad: Vec<usize> =
         logits.chunks(VOCABULARY as usize).map(|row| row[..n_ids].iter().filter(|x| !x.is_finite()).count()).collect();
     assert_eq!(bad, [0, 1]);
-    assert_eq!(bench.registered.world.lock().poisoned.map(|(id, _)| id), Some(RequestId(2)));
+    assert_eq!(bench.registered.world.lock().poisoned.map(|(id, ..)| id), Some(RequestId(2)));
 }

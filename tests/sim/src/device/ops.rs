@@ -116,6 +116,7 @@ impl Prepared {
             return Err(fail(world, Check::Table, format!("entry {:?} is changed twice in one step", twice[0])));
         }
         self.find_owners(world);
+        world.guessed.clear();
         check_rows(world, step)
     }
 
@@ -149,7 +150,7 @@ impl Prepared {
         let y = &self.operands[1];
         for (t, token) in step.tokens.iter().enumerate() {
             let holder = holder_of(world, &step.rows[token.row as usize])?;
-            let fingerprint = world.truths[&holder.id].prefix[token.position as usize + 1];
+            let fingerprint = world.history(holder.id).prefix[token.position as usize + 1];
             store(y, t, Record::new(fingerprint, token.position, token.id.cast_unsigned()));
         }
         Ok(())
@@ -209,7 +210,7 @@ impl Prepared {
             for position in 0..row.computed + row.query_len {
                 let (block, place) = self.locate(world, &table, row, position)?;
                 let found = load(&cache, place);
-                let truth = &world.truths[&holder.id];
+                let truth = world.history(holder.id);
                 let at = position as usize;
                 let wanted = Record::new(truth.prefix[at + 1], position, truth.tokens[at]);
                 let is_doubtful = world.pages[self.component][block as usize].is_doubtful;
@@ -240,10 +241,10 @@ impl Prepared {
             if let Err(what) = check_slots(world, &holder, row, step) {
                 return Err(fail(world, Check::State, format!("{:?} {what}", holder.id)));
             }
-            let mut running = world.truths[&holder.id].prefix[0];
+            let mut running = world.history(holder.id).prefix[0];
             if row.computed > 0 {
                 let found = load(state, row.state_read as usize * width);
-                let truth = &world.truths[&holder.id];
+                let truth = world.history(holder.id);
                 let at = row.computed as usize;
                 let wanted = Record::new(truth.prefix[at], row.computed, truth.tokens[at - 1]);
                 if found != wanted {
@@ -294,7 +295,7 @@ impl Prepared {
             let found = load(&x, at);
             let token = &step.tokens[token as usize];
             let holder = holder_of(world, &step.rows[token.row as usize])?;
-            if found.fingerprint() != world.truths[&holder.id].prefix[token.position as usize + 1] {
+            if found.fingerprint() != world.history(holder.id).prefix[token.position as usize + 1] {
                 let what = format!("logit row {at} of {:?} comes from {found:?}", holder.id);
                 return Err(fail(world, Check::Flow, what));
             }
@@ -304,7 +305,7 @@ impl Prepared {
             {
                 let id = (found.fingerprint() % n_ids as u64) as u32;
                 logits[id as usize] = if found.count.is_multiple_of(2) { f32::NAN } else { f32::INFINITY };
-                world.poisoned = Some((holder.id, id));
+                world.poisoned = Some((holder.id, token.position + 1, id));
             }
             for (column, logit) in logits.iter().enumerate() {
                 store_word(&y, at * width + column, logit.to_bits());
@@ -332,16 +333,25 @@ fn check_rows(world: &mut World, step: &StepView<'_>) -> Outcome {
     let mut next_token = 0;
     for (at, row) in step.rows.iter().enumerate() {
         let holder = holder_of(world, row)?;
-        let (sizes, truth) = (world.sizes, &world.truths[&holder.id]);
-        let (end, len) = (row.computed + row.query_len, truth.tokens.len() as u32);
+        let (sizes, len) = (world.sizes, world.truths[&holder.id].tokens.len() as u32);
+        let end = row.computed + row.query_len;
+        if end > len && row.computed + 1 == len && end - len <= sizes.draft_max {
+            // Whether guesses are right shows later; what they are is in the step.
+            let tokens = &step.tokens[row.query_start as usize..][..row.query_len as usize];
+            let ids = tokens[1..].iter().map(|token| token.id.cast_unsigned());
+            let guessed = world.truths[&holder.id].guess(ids);
+            world.guessed.insert(holder.id, guessed);
+            world.n_guesses += u64::from(end - len);
+        }
+        let truth = world.history(holder.id);
         let mut wrong = None;
         if (row.computed, row.query_len) != (holder.computed, holder.planned) || row.query_start != next_token {
             wrong = Some(format!("does not match {holder:?}, first token {next_token}"));
-        } else if row.query_len == 0 || end > len {
+        } else if row.query_len == 0 || end as usize > truth.tokens.len() {
             wrong = Some(format!("ends at {end} of {len} tokens"));
         } else if end < len && !end.is_multiple_of(sizes.chunk_grid) && !end.is_multiple_of(sizes.block_tokens) {
             wrong = Some(format!("ends at {end} of {len}, off the grid of {}", sizes.chunk_grid));
-        } else if row.query_len > sizes.chunk_cap {
+        } else if end <= len && row.query_len > sizes.chunk_cap {
             wrong = Some(format!("has {} tokens, the cap is {}", row.query_len, sizes.chunk_cap));
         } else {
             for position in row.computed..end {

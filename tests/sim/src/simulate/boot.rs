@@ -21,6 +21,7 @@ pub(super) fn sizes(config: &EngineConfig) -> Sizes {
         blocks: blocks(ComponentClass::Paged).min().expect("one component is paged"),
         states: blocks(ComponentClass::State).next().unwrap_or(0),
         block_tokens: config.block_tokens,
+        draft_max: config.speculation.map_or(0, |speculation| speculation.draft_max),
         chunk_grid: config.chunk_grid(),
         chunk_cap: config.chunked_prefill_size,
         n_ids: config.tokenizer_vocab_size,

@@ -67,7 +67,8 @@ impl Simulation<'_> {
         tally.preemptions += self.engine.metrics().preemptions;
         tally.preempted_most = self.watch.preempted_most();
         let world = self.registered.world.lock();
-        (tally.steps, tally.state_moves) = (world.n_steps, world.n_state_moves);
+        (tally.steps, tally.state_moves, tally.guesses) = (world.n_steps, world.n_state_moves, world.n_guesses);
+        tally.accepted = self.engine.metrics().accepted.iter().sum();
         drop(world);
         self.outcome.tally += tally;
         let heard = self.ears.asked.values_mut().map(|asked| (asked.label, std::mem::take(&mut asked.heard)));

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use tokenspeed_backend_api::{backend::Backend, exec::Via};
-use tokenspeed_core::{engine::ComponentClass, request::Event};
+use tokenspeed_core::{engine::ComponentClass, request::Event, speculation::SpeculationConfig};
 
 use super::run;
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
 /// Changes a configuration in a way that no text may show.
 type Change = fn(&mut Scenario);
 
-const CHANGES: [(&str, Change); 8] = [
+const CHANGES: [(&str, Change); 9] = [
     ("without prefix cache", |s| s.config.prefix_cache = false),
     ("with prefix cache", |s| s.config.prefix_cache = true),
     ("in chunks of one token", |s| s.config.chunked_prefill_size = 1),
@@ -25,6 +25,12 @@ const CHANGES: [(&str, Change); 8] = [
         s.via = if s.via == Via::Program { Via::Walker } else { Via::Program };
     }),
     ("fused op and parts swapped", |s| s.refuses_fused = !s.refuses_fused),
+    ("speculation switched", |s| {
+        let has_state = s.config.components_of(ComponentClass::State).next().is_some();
+        let other = s.config.speculation.is_none() && !has_state;
+        s.config.speculation = other.then(SpeculationConfig::default);
+        s.config.max_logit_rows += 40;
+    }),
     ("with plenty of memory", |s| {
         let pages = s.config.blocks_per_row * s.config.max_num_seqs;
         for component in &mut s.config.components {
