@@ -56,7 +56,7 @@ pub fn run(args: RunArgs) -> Result<(), CliError> {
     };
     let mut progress: Box<dyn Progress> =
         if args.json { Box::new(Silent) } else { Box::new(Terminal::new(Log::default(), false)) };
-    let loaded = engine_setup::load(&args.engine, &mut *progress)?;
+    let (loaded, monitor) = engine_setup::load_watched(&args.engine, &mut *progress)?;
     let failed = |error: crate::frontend::FrontendError| CliError::new(error.to_string(), "", "");
     let encoded = if args.chat {
         let mut messages = Vec::new();
@@ -72,9 +72,15 @@ pub fn run(args: RunArgs) -> Result<(), CliError> {
         if args.json { Box::new(std::io::sink()) } else { Box::new(std::io::stdout()) };
     let answer = session::tell(&loaded, encoded, sampling, args.sampling.stop, args.chat, &mut *out);
     let told = session::runtime()?.block_on(answer)?;
+    // Counting is a courtesy; a device that cannot be asked has said so elsewhere.
+    let counters = monitor.counters().unwrap_or_default();
+    let computed = told.prompt_tokens - told.cached_tokens + told.completion_tokens;
     if !args.json {
         let _ = writeln!(out);
         eprintln!("\n{}", told.summary());
+        if let Some(experts) = engine_setup::expert_summary(&counters, computed.into()) {
+            eprintln!("{experts}");
+        }
         return Ok(());
     }
     let ms = |time: std::time::Duration| time.as_secs_f64() * 1e3;
@@ -89,6 +95,7 @@ pub fn run(args: RunArgs) -> Result<(), CliError> {
         "time_to_first_token_ms": told.first_token.map(ms),
         "total_ms": ms(told.whole),
         "tokens_per_second": told.tokens_per_second(),
+        "device_counters": counters.into_iter().collect::<std::collections::BTreeMap<_, _>>(),
     });
     println!("{report}");
     Ok(())

@@ -5,6 +5,7 @@
 mod backend;
 mod bench_ops;
 mod conform;
+mod experts;
 mod explain;
 mod ids_only;
 mod kimi_plan;
@@ -16,6 +17,7 @@ mod text;
 
 pub use bench_ops::bench_ops;
 pub use conform::conform;
+pub use experts::summary as expert_summary;
 pub use explain::{backends, plan};
 pub use kimi_plan::{KimiReport, config_file, kimi_config, kimi_plan};
 pub use logits::prompt_logits;
@@ -24,6 +26,7 @@ pub use text::load_frontend;
 
 use std::{path::PathBuf, sync::Arc};
 
+use tokenspeed_backend_api::backend::DeviceMonitor;
 use tokenspeed_core::{
     client::Engine,
     driver::{DriverConfig, EngineHandle},
@@ -108,15 +111,24 @@ impl std::fmt::Debug for Loaded {
 
 /// Resolve, check, print the preflight table, load, start the engine. Blocks for as long as the weights take.
 pub fn load(options: &EngineOptions, progress: &mut dyn Progress) -> Result<Loaded, CliError> {
+    load_watched(options, progress).map(|(loaded, _)| loaded)
+}
+
+/// As [`load`], with an eye on the device.
+pub fn load_watched(options: &EngineOptions, progress: &mut dyn Progress) -> Result<(Loaded, DeviceMonitor), CliError> {
     start(options, Shape::Serve, progress)
 }
 
 /// As [`load`], for prompts of token ids: a model without a tokenizer can be measured too.
 pub fn load_ids_only(options: &EngineOptions, progress: &mut dyn Progress) -> Result<Loaded, CliError> {
-    start(options, Shape::ServeIds, progress)
+    start(options, Shape::ServeIds, progress).map(|(loaded, _)| loaded)
 }
 
-fn start(options: &EngineOptions, shape: Shape, progress: &mut dyn Progress) -> Result<Loaded, CliError> {
+fn start(
+    options: &EngineOptions,
+    shape: Shape,
+    progress: &mut dyn Progress,
+) -> Result<(Loaded, DeviceMonitor), CliError> {
     let prepared = Prepared::new(options, shape)?;
     let place = resolve_model(&options.model)?;
     let info = ModelInfo {
@@ -129,11 +141,12 @@ fn start(options: &EngineOptions, shape: Shape, progress: &mut dyn Progress) -> 
     };
     progress.preflight(&info.preflight);
     let (config, driver, frontend) = (prepared.engine.clone(), driver_config(options), Arc::clone(&prepared.frontend));
+    let monitor = prepared.device.monitor();
     let program = prepared.load(progress)?;
     let engine = EngineHandle::start(config, driver, Box::new(program)).map_err(|e| {
         CliError::new(e.to_string(), "", "change --max-model-len, --max-num-seqs, --chunked-prefill-size or --memory")
     })?;
-    Ok(Loaded { engine, frontend, info })
+    Ok((Loaded { engine, frontend, info }, monitor))
 }
 
 fn driver_config(options: &EngineOptions) -> DriverConfig {

@@ -20,7 +20,7 @@ use tokenspeed_core::{
 };
 use tokenspeed_models::loader::{LoadOptions, Model};
 
-use super::{GenerationDefaults, backend, text};
+use super::{GenerationDefaults, backend, experts::ExpertBudget, text};
 use crate::{
     cli::{
         engine_options::{Dtype, EngineOptions, GenerationConfig, KvCacheDtype, Mode, SpeculativeAlgorithm},
@@ -55,6 +55,8 @@ pub(super) struct Prepared {
     pub lowered: Vec<Lowered>,
     pub capacity: Capacity,
     pub memory: MemoryPlan,
+    /// Where not all experts are in memory at a time.
+    pub experts: Option<ExpertBudget>,
     pub engine: EngineConfig,
     pub frontend: Arc<dyn TextFrontend>,
 }
@@ -75,7 +77,7 @@ impl Prepared {
             Shape::ServeIds | Shape::Plan | Shape::Logits(_) => text::ids_only(&model),
         };
         let backend = backend::find(&options.backend)?;
-        let device = backend::open(&backend, &backend_options(options))?;
+        let mut device = backend::open(&backend, &backend_options(options))?;
         let mut engine = engine_config(options, shape, &model, &*frontend, &device)?;
         let capacity = capacity(&engine, shape);
         let full = engine.pages_of(engine.max_model_len);
@@ -87,10 +89,23 @@ impl Prepared {
             states_extra: if !matches!(shape, Shape::Logits(_)) { states_extra(options, &engine) } else { 0 },
         };
         let alignment = device.alignment();
-        let mut support = |desc: &OpDesc, label: &str| ask(&device, desc, label);
         let graphs = graphs(&model, &engine)?;
         let refs: Vec<&Graph> = graphs.iter().collect();
-        let planned = plan_memory(&refs, capacity, alignment, request, &mut support);
+        let plan = |device: &Device, request| {
+            plan_memory(&refs, capacity, alignment, request, &mut |desc: &OpDesc, label: &str| ask(device, desc, label))
+        };
+        let mut planned = plan(&device, request);
+        let mut experts = None;
+        if let Err(error) = &planned
+            && device.host_mapped()
+            && let Some(budget) = ExpertBudget::that_fits(&model, error)
+        {
+            let mut backend_options = backend_options(options);
+            backend_options.push(budget.option());
+            device = backend::open(&backend, &backend_options)?;
+            planned = plan(&device, budget.adjust(request));
+            experts = Some(budget);
+        }
         let (lowered, memory) = planned.map_err(|e| {
             CliError::new(e.to_string(), options.model.clone(), "`tokenspeed plan` shows where the memory goes")
         })?;
@@ -104,7 +119,7 @@ impl Prepared {
             })
             .collect();
         engine.validate().map_err(|e| CliError::new(e.to_string(), options.model.clone(), ""))?;
-        Ok(Self { model, backend, device, graphs, lowered, capacity, memory, engine, frontend })
+        Ok(Self { model, backend, device, graphs, lowered, capacity, memory, experts, engine, frontend })
     }
 
     /// Bring the weights in and prepare the program.
@@ -190,6 +205,10 @@ impl Prepared {
                 mib(m.activation_bytes + m.output_bytes + m.table_bytes)
             ),
         );
+        if let Some(experts) = &self.experts {
+            let [resident, all] = [experts.resident_bytes, experts.all_bytes].map(mib);
+            t.row("experts", format!("{resident} of {all} in memory at a time, the rest is read when it is chosen"));
+        }
         t.row(
             "limits",
             format!(
