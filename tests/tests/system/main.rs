@@ -11,6 +11,7 @@ mod golden;
 mod health;
 mod hybrid_cache;
 mod hybrid_fast;
+mod kimi_k3;
 mod requests;
 mod sampling;
 mod smollm2;
