@@ -40,7 +40,7 @@ impl Taker<'_, '_> {
             Running::Decoding(mut sequence) => {
                 // Guesses count as they turn out right, in `sample`.
                 let n_drafts = sequence.body.drafts.len();
-                sequence.complete_step(self.memory, n_drafts);
+                sequence.complete_step(self.memory, if seeded!(RejectedGuessCounts) { 0 } else { n_drafts });
                 return self.sample(sequence);
             }
             Running::Prefilling(sequence) => sequence,
@@ -109,7 +109,8 @@ impl Taker<'_, '_> {
                 self.count_drafts(body, accepted);
                 return self.finish(sequence, reason);
             }
-            if body.drafts.ids.get(accepted as usize) != Some(&id) {
+            let guess = body.drafts.ids.get(accepted as usize);
+            if guess != Some(&id) && !(guess.is_some() && seeded!(WrongGuessIsAccepted)) {
                 self.count_drafts(body, accepted);
                 break;
             }
