@@ -97,6 +97,9 @@ mod switch {
         SnapshotIsEvictedWhileRead: "Reading a snapshot does not take it off the eviction list.",
         SnapshotOutlivesItsPages: "A page is evicted and its snapshot stays.",
         SnapshotsAreNeverKept: "No boundary of a hybrid model is ever resumable.",
+        RejectedGuessCounts: "Rows of rejected guesses count as computed.",
+        WrongGuessIsAccepted: "A guess is accepted whatever was sampled in its place.",
+        GuessesTakeOthersPages: "Guesses take pages that requests behind need.",
     }
 }
 

@@ -35,7 +35,8 @@ pub struct Namespaces {
 impl Namespaces {
     /// Join the namespace of a model and a salt.
     pub fn open(&mut self, secret: [u64; 2], model_id: &str, salt: Option<&str>) -> Namespace {
-        let salt = salt.filter(|salt| !(seeded!(SaltIsIgnored) || seeded!(EmptySaltIsNoSalt) && salt.is_empty()));
+        let (ignores_all, ignores_empty) = (seeded!(SaltIsIgnored), seeded!(EmptySaltIsNoSalt));
+        let salt = salt.filter(|salt| !(ignores_all || ignores_empty && salt.is_empty()));
         let key = (model_id.to_owned(), salt.map(str::to_owned));
         let index = match self.by_key.get(&key) {
             Some(&index) => index,

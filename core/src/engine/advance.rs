@@ -104,7 +104,8 @@ impl Taker<'_, '_> {
             if body.len() == body.max_len {
                 break Some(FinishReason::Length);
             }
-            if body.drafts.ids.get(accepted as usize) != Some(&id) {
+            let guess = body.drafts.ids.get(accepted as usize);
+            if guess != Some(&id) && !(guess.is_some() && seeded!(WrongGuessIsAccepted)) {
                 break None;
             }
             accepted += 1;
@@ -132,7 +133,7 @@ impl Taker<'_, '_> {
         self.counters.drafts.iter_mut().take(n_drafts as usize).for_each(|n| *n += 1);
         self.counters.accepted.iter_mut().take(accepted as usize).for_each(|n| *n += 1);
         body.drafts.observe(accepted);
-        sequence.complete_step(self.memory, n_drafts - accepted);
+        sequence.complete_step(self.memory, if seeded!(RejectedGuessCounts) { 0 } else { n_drafts - accepted });
     }
 
     /// Sample the row behind `n` right guesses and deliver its token.

@@ -25,6 +25,8 @@ pub struct Holder {
     pub computed: u32,
     /// Tokens of the step in flight, 0 if it has no part in one.
     pub planned: u32,
+    /// Pages it holds.
+    pub pages: u32,
     /// Where it stands.
     pub phase: Phase,
 }
@@ -40,7 +42,7 @@ impl EngineState {
                 Running::Leaving(_) => Phase::Leaving,
             };
             let (table_row, computed, planned) = (active.lease.row(), active.computed, active.planned);
-            Holder { id: body.id, table_row, computed, planned, phase }
+            Holder { id: body.id, table_row, computed, planned, pages: active.lease.n_pages(), phase }
         })
     }
 

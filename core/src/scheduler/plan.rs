@@ -178,7 +178,8 @@ impl Scheduler {
             let n_tokens = if is_decoding {
                 // A guess is never worth another request's pages: one is left for each request behind this one.
                 let n_behind = (queues.running.len() - at - 1) as u32;
-                let n_spare = memory.n_available().saturating_sub(n_behind);
+                let n_kept = if seeded!(GuessesTakeOthersPages) { 0 } else { n_behind };
+                let n_spare = memory.n_available().saturating_sub(n_kept);
                 let room = (active.lease.n_pages() + n_spare) * memory.page_tokens();
                 body.drafts.ids.truncate(room.saturating_sub(wanted) as usize);
                 let is_left = budget.tokens > 0 || !seeded!(DecodingWaitsForPrefill);

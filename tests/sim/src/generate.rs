@@ -21,7 +21,7 @@ const PADDING_IDS: u32 = 3;
 pub fn scenario(seed: u64) -> Scenario {
     let rng = &mut Rng::new(seed, 1);
     let is_long = rng.one_in(40);
-    let mood = rng.pick(&[Mood::Mixed, Mood::Mixed, Mood::Calm, Mood::Crowded, Mood::Poisoned]);
+    let mood = rng.pick(&[Mood::Mixed, Mood::Mixed, Mood::Calm, Mood::Crowded, Mood::Crowded, Mood::Poisoned]);
     let mut config = config(rng, is_long, mood);
     let pages = config.blocks_per_row;
     match mood {
@@ -56,7 +56,7 @@ pub fn scenario(seed: u64) -> Scenario {
 fn config(rng: &mut Rng, is_long: bool, mood: Mood) -> EngineConfig {
     let block_tokens = match (is_long, mood) {
         (true, _) => rng.pick(&[16, 32, 64]),
-        (false, Mood::Crowded) => rng.pick(&[1, 1, 2, 4]),
+        (false, Mood::Crowded) => rng.pick(&[1, 1, 1, 2]),
         (false, _) => rng.pick(&[1, 2, 3, 4, 8, 16]),
     };
     let max_model_len = match is_long {
@@ -64,13 +64,13 @@ fn config(rng: &mut Rng, is_long: bool, mood: Mood) -> EngineConfig {
         true if rng.one_in(20) => 20_000,
         true => rng.between(500, 3000),
     };
-    let n_ids = rng.pick(&[2, 5, 21, 60]);
+    let n_ids = if mood == Mood::Crowded { rng.pick(&[2, 3, 21]) } else { rng.pick(&[2, 5, 21, 60]) };
     let pages = max_model_len.div_ceil(block_tokens);
     // From barely enough for one request to plenty for all.
     let n_blocks = 1 + pages + rng.pick(&[0, 1, pages / 4, pages / 2, pages, pages * 6, pages * 40]);
     let mut config = EngineConfig::paged(max_model_len, block_tokens, n_blocks, n_ids + PADDING_IDS);
     let max_num_seqs = rng.pick(&[1, 3, 8, 8, 16]);
-    config.max_num_seqs = rng.between(1, max_num_seqs);
+    config.max_num_seqs = rng.between(if mood == Mood::Crowded { 4 } else { 1 }, max_num_seqs.max(4));
     config.table_rows = config.max_num_seqs + rng.below(2);
     config.blocks_per_row = pages + rng.below(2);
     config.chunked_prefill_size = if is_long { rng.pick(&[64, 256, 8192]) } else { rng.between(1, 40) };
@@ -86,7 +86,7 @@ fn config(rng: &mut Rng, is_long: bool, mood: Mood) -> EngineConfig {
         let class = ComponentClass::Paged;
         config.components.push(ComponentConfig { name: "draft".into(), class, n_blocks: n_blocks + rng.below(3) });
     }
-    if rng.one_in(2) {
+    if rng.one_in(if mood == Mood::Crowded { 4 } else { 2 }) {
         let few = rng.between(1, config.max_num_seqs + 1);
         let n_blocks = 1 + if rng.one_in(2) { few } else { few + rng.between(0, 40) };
         let at = rng.below(config.components.len() as u32 + 1) as usize;

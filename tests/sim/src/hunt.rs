@@ -53,7 +53,9 @@ pub fn expected(bug: Bug) -> &'static [Check] {
         | Bug::AbortFreesBeforeTheStepEnds
         | Bug::DecodingWaitsForPrefill
         | Bug::PriorityIsIgnored => &[Order],
-        Bug::ReturnNeedsNoRoom => &[Thrash],
+        Bug::ReturnNeedsNoRoom | Bug::GuessesTakeOthersPages => &[Thrash],
+        Bug::RejectedGuessCounts => &[Step, Assertion, Order],
+        Bug::WrongGuessIsAccepted => &[Heard],
         Bug::ChunkEndsOffTheGrid => &[Step, Assertion],
         Bug::LaterChunkStartsFromScratch
         | Bug::StateCountLagsBehind

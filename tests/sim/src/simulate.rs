@@ -116,7 +116,7 @@ impl<'s> Simulation<'s> {
             program,
             ears,
             registered,
-            watch: Watch::default(),
+            watch: Watch::new(scenario.config.block_tokens),
             promises: Promises::new(&scenario.config),
             ids: BTreeMap::new(),
             outcome: Outcome::default(),
@@ -160,11 +160,15 @@ impl<'s> Simulation<'s> {
     /// Plan and run one step; false if there was nothing to do.
     fn turn(&mut self, fault: Option<StepFault>, stall: u32) -> Result<bool, Failure> {
         self.now_ns = self.now_ns.saturating_add(1000);
+        let available = |engine: &EngineState| {
+            let metrics = engine.metrics();
+            metrics.pages_total - metrics.pages_used + metrics.pages_cached
+        };
+        self.watch.before_plan(&self.engine.holders().collect::<Vec<_>>(), available(&self.engine));
         let plan = self.engine.plan(self.now_ns, &mut self.step);
         let holders: Vec<Holder> = self.engine.holders().collect();
         let metrics = self.engine.metrics();
-        let n_available = metrics.pages_total - metrics.pages_used + metrics.pages_cached;
-        self.watch.planned(&holders, &self.open(), n_available)?;
+        self.watch.planned(&holders, &self.open(), available(&self.engine))?;
         self.conserve()?;
         let Some(plan) = plan else {
             let open = self.ears.open().next().map(|(id, _)| *id);

@@ -17,6 +17,9 @@ pub type Rank = (i32, u64);
 #[derive(Debug, Default)]
 pub struct Watch {
     held_before: BTreeSet<RequestId>,
+    /// Before the plan, everybody decoded and the pages for a token of each were there.
+    suffices: bool,
+    page_tokens: u32,
     /// Admitted by the last plan, with all of their tokens.
     admitted_whole: BTreeSet<RequestId>,
     in_flight: Vec<RequestId>,
@@ -34,11 +37,23 @@ struct Losses {
 }
 
 /// Losses by one request, in all and in a row, that are no longer bad luck: a preempted request comes back only when all
-/// of its tokens fit, so each later loss needs others that grew meanwhile. Over 6,000 seeds the most were 7 and 4.
-const LOSSES_MAX: u32 = 40;
-const IN_VAIN_MAX: u32 = 20;
+/// of its tokens fit, so each later loss needs others that grew meanwhile. Over 30,000 seeds 16 in a row was the most.
+const LOSSES_MAX: u32 = 200;
+const IN_VAIN_MAX: u32 = 60;
 
 impl Watch {
+    /// Of an engine with pages of so many tokens.
+    pub fn new(page_tokens: u32) -> Self {
+        Self { page_tokens, ..Self::default() }
+    }
+
+    /// A plan is about to be made, with so many pages free or only cached.
+    pub fn before_plan(&mut self, holders: &[Holder], n_available: u64) {
+        let needed = |h: &Holder| (h.computed + 1).div_ceil(self.page_tokens).saturating_sub(h.pages);
+        let needed: u32 = holders.iter().map(needed).sum();
+        self.suffices = holders.iter().all(|h| h.phase == Phase::Decoding) && u64::from(needed) <= n_available;
+    }
+
     /// A plan was made. `open`: ranks and lengths of all that have not ended; `n_available`: pages that are free or only cached.
     pub fn planned(
         &mut self,
@@ -67,6 +82,9 @@ impl Watch {
                 holders.iter().all(|holder| holder.phase == Phase::Decoding || !self.held_before.contains(&holder.id));
             ensure(!(all_decode && self.admitted_whole.contains(id)), Check::Thrash, || {
                 format!("{id:?} was admitted in the plan before and lost its memory to requests that decode")
+            })?;
+            ensure(!self.suffices, Check::Thrash, || {
+                format!("{id:?} lost its memory, though all decode and the pages for a token of each were there")
             })?;
             let losses = self.preempted.entry(*id).or_default();
             let len = open[id].1;

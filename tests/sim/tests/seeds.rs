@@ -24,9 +24,12 @@ fn the_first_seeds_fail_nowhere_and_reach_everything() {
         ("failed requests", t.failed),
         ("failed steps", t.step_failures),
         ("refused requests", t.refused),
+        ("guesses", t.guesses),
+        ("right guesses", t.accepted),
+        ("hits on recurrent states", t.hybrid_hits),
         ("variants", t.variants),
     ];
-    assert!(reached.iter().all(|(_, n)| *n > 20), "{reached:?}");
+    assert!(reached.iter().all(|(_, n)| *n > 10), "{reached:?}");
 }
 
 #[test]

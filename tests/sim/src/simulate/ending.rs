@@ -35,7 +35,8 @@ impl Simulation<'_> {
             (self.step, self.engine, self.program) = (engine.new_step_buffer(), engine, program);
             self.ears = Ears::new(self.scenario.config.clone(), registered.world.clone());
             self.registered = registered;
-            (self.watch, self.promises) = (Watch::default(), Promises::new(&self.scenario.config));
+            (self.watch, self.promises) =
+                (Watch::new(self.scenario.config.block_tokens), Promises::new(&self.scenario.config));
             self.ids.clear();
         }
         Ok(())
