@@ -49,6 +49,9 @@ struct Place {
     stride: u64,
 }
 
+/// A weight's name, and layout and size of its packed form.
+type Form<'a> = (&'a str, Option<(u32, u64)>);
+
 /// By weight use.
 type Places = Vec<Place>;
 
@@ -123,7 +126,7 @@ fn load_weights(
     // Pass and weight use of what is made here; passes share whatever they want in the same form.
     let (mut copied, mut packed) = (Vec::new(), Vec::new());
     let (mut copied_bytes, mut packed_bytes) = (0u64, 0u64);
-    let mut known: HashMap<(&str, Option<(u32, u64)>), Place> = HashMap::new();
+    let mut known: HashMap<Form<'_>, Place> = HashMap::new();
     let mut places = vec![Places::new(); graphs.len()];
     let spec = |(pass, index): (usize, usize)| &graphs[pass].weights[lowered[pass].weight_uses[index].weight];
     let weight = |at| {

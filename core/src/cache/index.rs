@@ -199,15 +199,42 @@ impl PrefixIndex {
         }
     }
 
-    /// Stop holding a page that may hold wrong values: forget it if nobody else uses it or a page that continues it.
-    pub fn unpin_and_forget(&mut self, page: PageRef) -> Option<Evicted> {
+    /// Stop holding a page that may hold wrong values: forget it and every page that continues it, which was computed from
+    /// it. Empty, and nothing is forgotten, if somebody uses one of them; then the pages before it stay too. O(1) for a page
+    /// that nothing continues, else O(all pages): for failures.
+    pub fn unpin_and_forget(&mut self, page: PageRef) -> Vec<Evicted> {
         let at = page.node;
         self.unpin(page);
         let node = self.node(at);
-        (node.pins == 0 && node.children == 0).then(|| {
+        if node.pins > 0 {
+            return Vec::new();
+        }
+        if node.children == 0 {
             self.unpinned.remove(at);
-            self.remove(at)
-        })
+            return vec![self.remove(at)];
+        }
+        let continues = |index: &Self, mut node: u32| -> bool {
+            while node != at {
+                match index.node(node).parent {
+                    Parent::Node(before) => node = before,
+                    Parent::Root(_) => return false,
+                }
+            }
+            true
+        };
+        let used = (0..self.nodes.len() as u32).filter(|&node| self.nodes[node as usize].is_some());
+        let mut doubted: Vec<u32> = used.filter(|&node| continues(self, node)).collect();
+        if doubted.iter().any(|&node| self.node(node).pins > 0) {
+            return Vec::new();
+        }
+        let mut forgotten = Vec::with_capacity(doubted.len());
+        // Deepest first: a page goes when nothing continues it any more.
+        while let Some(last) = doubted.iter().position(|&node| self.node(node).children == 0) {
+            let node = doubted.swap_remove(last);
+            self.unpinned.remove(node);
+            forgotten.push(self.remove(node));
+        }
+        forgotten
     }
 
     /// Offer a fully computed page that continues `parent` (the namespace's start if `None`), which the caller holds.

@@ -187,12 +187,13 @@ impl Lease {
         self.end(memory, false, None);
     }
 
-    /// Give everything back and forget the published pages nobody else uses: their content is in doubt.
+    /// Give everything back and forget the published pages nobody else uses, with all that continues them: their content is
+    /// in doubt.
     pub fn discard(self, memory: &mut Memory) {
         self.end(memory, true, None);
     }
 
-    fn end(self, memory: &mut Memory, forgets: bool, node: Option<NodeId>) {
+    fn end(self, memory: &mut Memory, mut forgets: bool, node: Option<NodeId>) {
         if let Some(state) = self.state {
             state.close(memory, node);
         }
@@ -206,7 +207,10 @@ impl Lease {
             match slot {
                 Slot::Own(page) => memory.pages.give(page),
                 Slot::Shared(page) if forgets => {
-                    if let Some(evicted) = memory.index.unpin_and_forget(page) {
+                    let forgotten = memory.index.unpin_and_forget(page);
+                    // A page in use keeps all before it.
+                    forgets = !forgotten.is_empty();
+                    for evicted in forgotten {
                         let page = memory.without_snapshot(evicted);
                         memory.pages.give(page);
                     }

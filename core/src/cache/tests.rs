@@ -249,3 +249,21 @@ fn discarded_pages_are_forgotten_unless_others_use_them() {
     reader.release(&mut memory);
     memory.index.close(namespace);
 }
+
+/// A page that nobody uses but that was computed after a doubtful one is as doubtful.
+#[test]
+fn what_continues_a_discarded_page_is_forgotten_with_it() {
+    let mut memory = memory(8);
+    let namespace = memory.index.open("m", None);
+    let tokens = [1, 2, 3, 4, 5, 6, 7, 8, 9];
+    let doubted = published(&mut memory, &namespace, &tokens[..6]);
+    let other = published(&mut memory, &namespace, &[4, 5, 6]);
+    published(&mut memory, &namespace, &tokens).release(&mut memory);
+    assert_eq!(n_found(&memory, &namespace, &tokens), 3);
+    doubted.discard(&mut memory);
+    assert_eq!(n_found(&memory, &namespace, &tokens), 0);
+    assert_eq!(n_found(&memory, &namespace, &[4, 5, 6]), 1, "another text is not in doubt");
+    memory.check([&other].into_iter()).unwrap();
+    other.release(&mut memory);
+    memory.index.close(namespace);
+}
