@@ -6,9 +6,10 @@
 use std::io::{BufRead as _, IsTerminal as _, Write as _};
 
 use clap::Args;
+use serde_json::{Value, json};
 
-use super::{engine_options::EngineOptions, run::chat_input, sampling_options::SamplingOptions, session};
-use crate::{engine_setup, error::CliError, log::Log, progress::Terminal};
+use super::{engine_options::EngineOptions, sampling_options::SamplingOptions, session};
+use crate::{engine_setup, error::CliError, frontend::ChatInput, log::Log, progress::Terminal};
 
 /// Arguments of `chat`.
 #[derive(Clone, Debug, Args)]
@@ -80,8 +81,8 @@ pub fn run(args: ChatArgs) -> Result<(), CliError> {
     }
     session::runtime()?.block_on(async {
         let mut lines = lines();
-        let mut history: Vec<(&str, String)> = Vec::new();
-        let system = args.system.clone().map(|system| ("system", system));
+        let mut history: Vec<Value> = Vec::new();
+        let system = args.system.as_ref().map(|system| json!({"role": "system", "content": system}));
         history.extend(system.clone());
         loop {
             if person {
@@ -115,14 +116,13 @@ pub fn run(args: ChatArgs) -> Result<(), CliError> {
                 }
                 Line::Say(text) => text.to_owned(),
             };
-            history.push(("user", text));
-            let messages: Vec<(&str, &str)> = history.iter().map(|(role, text)| (*role, text.as_str())).collect();
-            match turn(&loaded, &args, &messages).await {
+            history.push(json!({"role": "user", "content": text}));
+            match turn(&loaded, &args, history.clone()).await {
                 Ok(told) => {
                     println!();
                     eprintln!("({})", told.summary());
                     // A stopped answer stays in the history: the user saw it, and the next turn may refer to it.
-                    history.push(("assistant", told.text));
+                    history.push(said(told));
                 }
                 Err(error) => {
                     eprintln!("{}", error.render());
@@ -134,13 +134,19 @@ pub fn run(args: ChatArgs) -> Result<(), CliError> {
     })
 }
 
-async fn turn(
-    loaded: &engine_setup::Loaded,
-    args: &ChatArgs,
-    messages: &[(&str, &str)],
-) -> Result<session::Told, CliError> {
+/// An answer as the next turn sees it, with what was thought: models that think are made to see it again.
+fn said(told: session::Told) -> Value {
+    let mut message = json!({"role": "assistant", "content": told.text});
+    if !told.reasoning.is_empty() {
+        message["reasoning_content"] = told.reasoning.into();
+    }
+    message
+}
+
+async fn turn(loaded: &engine_setup::Loaded, args: &ChatArgs, messages: Vec<Value>) -> Result<session::Told, CliError> {
     let failed = |error: crate::frontend::FrontendError| CliError::new(error.to_string(), "", "/reset starts anew");
-    let prompt = loaded.frontend.encode_chat(&chat_input(messages)).map_err(failed)?;
+    let chat = ChatInput { messages, add_generation_prompt: true, ..ChatInput::default() };
+    let prompt = loaded.frontend.encode_chat(&chat).map_err(failed)?;
     let room = session::room(loaded, prompt.ids.len())?;
     let sampling = args.sampling.params(loaded.info.defaults, args.engine.seed, room);
     session::tell(loaded, prompt, sampling, args.sampling.stop.clone(), true, &mut std::io::stdout()).await
@@ -149,6 +155,15 @@ async fn turn(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_next_turn_sees_what_was_thought() {
+        let told =
+            |reasoning: &str| session::Told { text: "4".into(), reasoning: reasoning.into(), ..Default::default() };
+        assert_eq!(said(told("")), json!({"role": "assistant", "content": "4"}));
+        let thought = json!({"role": "assistant", "content": "4", "reasoning_content": "2 and 2"});
+        assert_eq!(said(told("2 and 2")), thought);
+    }
 
     #[test]
     fn commands_are_single_words() {
