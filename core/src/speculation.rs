@@ -31,6 +31,6 @@ pub struct SpeculationConfig {
 
 impl Default for SpeculationConfig {
     fn default() -> Self {
-        Self { draft_max: 5, ngram: 3 }
+        Self { draft_max: 12, ngram: 3 }
     }
 }
