@@ -102,6 +102,9 @@ pub enum GenerationConfig {
     None,
 }
 
+/// Guesses per sequence and step, where the user is silent.
+pub const DRAFT_TOKENS: u32 = 12;
+
 /// What to load and how.
 #[derive(Clone, Debug, Args)]
 pub struct EngineOptions {
@@ -162,7 +165,7 @@ pub struct EngineOptions {
     #[arg(long, value_enum, default_value_t)]
     pub speculative_algorithm: SpeculativeAlgorithm,
     /// Guesses per sequence and step, at most
-    #[arg(long, default_value_t = 12, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(DRAFT_MAX)))]
+    #[arg(long, default_value_t = DRAFT_TOKENS, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(DRAFT_MAX)))]
     pub speculative_num_draft_tokens: u32,
     /// Tokens that must repeat before a guess is made
     #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16))]

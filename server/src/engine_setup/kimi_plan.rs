@@ -18,8 +18,8 @@ use super::kimi_report;
 use crate::{
     cli::{
         engine_options::{
-            Dtype, EngineOptions, GenerationConfig, KvCacheDtype, Mode, ReasoningParser, SpeculativeAlgorithm,
-            ToolCallParser,
+            DRAFT_TOKENS, Dtype, EngineOptions, GenerationConfig, KvCacheDtype, Mode, ReasoningParser,
+            SpeculativeAlgorithm, ToolCallParser,
         },
         model_path::{ModelPath, resolve_model},
         plan::{DraftModel, PlanArgs},
@@ -158,7 +158,7 @@ impl KimiReport {
 fn refuse_what_needs_a_backend(engine: &EngineOptions) -> Result<(), CliError> {
     let ngram = engine.speculative_algorithm == SpeculativeAlgorithm::Ngram;
     let given = [
-        (!ngram && engine.speculative_num_draft_tokens != 5, "--speculative-num-draft-tokens"),
+        (!ngram && engine.speculative_num_draft_tokens != DRAFT_TOKENS, "--speculative-num-draft-tokens"),
         (engine.speculative_ngram != 3, "--speculative-ngram"),
         (engine.memory_bytes.is_some(), "--memory"),
         (engine.backend != "reference-cpu", "--backend"),
