@@ -81,8 +81,7 @@ impl RecurrentState {
         let kept = self.kept.map(|kept| kept.at);
         let at = match (ends_on_boundary, kept) {
             // What was kept is about to be superseded; in place, or wherever there is a slot.
-            (true, _) => current.or(self.any()).expect("a request owns a slot"),
-            (false, None) => current.or(self.any()).expect("a request owns a slot"),
+            (true, _) | (false, None) => current.or(self.any()).expect("a request owns a slot"),
             (false, Some(kept)) => {
                 let other = 1 - kept;
                 if self.own[other].is_none() && memory.reuses_prefixes() {
