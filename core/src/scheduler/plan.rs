@@ -131,7 +131,7 @@ impl Scheduler {
                 let (body, active) = sequence.parts_mut();
                 // The token after the last right guess is always sampled too.
                 let mut most = (body.max_len - body.len()).saturating_sub(1).min(limits.draft_max);
-                if memory.has_states() {
+                if memory.has_states() && !seeded!(GuessesPassTheBoundary) {
                     // A turn ends on every page boundary it reaches, so that the state there can be kept.
                     let to_boundary = memory.page_tokens() - active.computed % memory.page_tokens();
                     most = most.min(to_boundary - (body.len() - active.computed).min(to_boundary));
@@ -202,7 +202,8 @@ impl Scheduler {
             if n_pages - active.lease.n_pages().min(n_pages) <= memory.n_available() {
                 self.grow(active, memory, n_pages);
                 // Guesses may be wrong: the state is planned for a step that ends off the boundary.
-                let end = active.computed + n_tokens - if body.drafts.is_empty() { 0 } else { 1 };
+                let may_be_wrong = !body.drafts.is_empty() && !seeded!(GuessesOverwriteTheKeptState);
+                let end = active.computed + n_tokens - u32::from(may_be_wrong);
                 active.lease.plan_state(memory, end);
                 self.take_part(body.next_prompt_logits(), body.prompt_tokens, active, n_tokens, is_decoding, budget);
                 break;

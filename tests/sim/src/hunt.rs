@@ -54,6 +54,9 @@ pub fn expected(bug: Bug) -> &'static [Check] {
         | Bug::DecodingWaitsForPrefill
         | Bug::PriorityIsIgnored => &[Order],
         Bug::ReturnNeedsNoRoom | Bug::GuessesTakeOthersPages => &[Thrash],
+        Bug::VerifyWritesTheState | Bug::ReplayIsSkipped => &[State],
+        Bug::ReplayOneTokenShort | Bug::RejectedGuessIsReplayed | Bug::ReplayReadsWhatItWrites => &[Step],
+        Bug::GuessesPassTheBoundary | Bug::GuessesOverwriteTheKeptState => &[Hit],
         Bug::RejectedGuessCounts => &[Step, Assertion, Order],
         Bug::WrongGuessIsAccepted => &[Heard],
         Bug::ChunkEndsOffTheGrid => &[Step, Assertion],
