@@ -12,6 +12,7 @@ mod health;
 mod hybrid_cache;
 mod hybrid_fast;
 mod kimi_k3;
+mod metamorphic;
 mod requests;
 mod sampling;
 mod smollm2;
