@@ -3,14 +3,7 @@
 use std::sync::Arc;
 
 use tokenspeed_core::client::Engine;
-use tokenspeed_models::{
-    dummy::SplitMix64,
-    kimi::{
-        self,
-        LayerKind::{Kda, Mla},
-    },
-};
-use tokenspeed_tests::script_model;
+use tokenspeed_models::dummy::SplitMix64;
 
 use crate::support::{self, models};
 
@@ -48,25 +41,10 @@ pub struct Subject {
 }
 
 pub const KIMI_EXACT: Subject =
-    Subject { name: "kimi_exact", model: kimi, mode: "exact", vocabulary: 250, max_len: 256, seeds: 6 };
+    Subject { name: "kimi_exact", model: models::small_kimi, mode: "exact", vocabulary: 250, max_len: 256, seeds: 6 };
 pub const LLAMA_EXACT: Subject = Subject { name: "llama_exact", mode: "exact", seeds: 8, ..LLAMA_FAST };
 pub const LLAMA_FAST: Subject =
     Subject { name: "llama_fast", model: models::tiny, mode: "fast", vocabulary: 250, max_len: 256, seeds: 12 };
-
-/// Three layers of a Kimi K3, as small as its formats allow: exact mode is slow.
-fn kimi() -> models::Folder {
-    let folder = models::Folder::new("small-kimi");
-    script_model::write(folder.path()).expect("written");
-    let mut config = kimi::tiny::k3();
-    config.layers = [Kda, Mla, Kda].to_vec();
-    (config.vocab_size, config.hidden_size, config.intermediate_size) = (384, 64, 96);
-    (config.kda.heads, config.kda.head_dim) = (2, 16);
-    (config.mla.heads, config.mla.q_rank, config.mla.kv_rank) = (2, Some(32), 32);
-    (config.moe.experts, config.moe.top_k, config.moe.intermediate_size) = (4, 2, 32);
-    (config.moe.latent, config.attn_res_block) = (Some(32), Some(2));
-    kimi::tiny::write(folder.path(), &config, 20_260_801).expect("written");
-    folder
-}
 
 impl Subject {
     /// The options of a seed: of each dimension the value whose turn it is, in an order drawn anew when all had one.
