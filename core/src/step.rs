@@ -101,7 +101,7 @@ impl StepBuffer {
                 row.state_read,
                 row.state_write,
                 row.state_tokens,
-                0,
+                row.branch_offset,
             ]);
         }
         let tokens_offset = out.align();
