@@ -57,6 +57,7 @@ pub fn expected(bug: Bug) -> &'static [Check] {
         Bug::VerifyWritesTheState | Bug::ReplayIsSkipped => &[State],
         Bug::ReplayOneTokenShort | Bug::RejectedGuessIsReplayed | Bug::ReplayReadsWhatItWrites => &[Step],
         Bug::GuessesPassTheBoundary | Bug::GuessesOverwriteTheKeptState => &[Hit],
+        Bug::PlannedAheadIsNotAnnounced => &[Table, Page],
         Bug::RejectedGuessCounts => &[Step, Assertion, Order],
         Bug::WrongGuessIsAccepted => &[Heard],
         Bug::ChunkEndsOffTheGrid => &[Step, Assertion],

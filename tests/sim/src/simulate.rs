@@ -190,6 +190,11 @@ impl<'s> Simulation<'s> {
         }
         self.tell_world(&holders);
         let result = self.compute(&plan, fault)?;
+        if self.scenario.overlaps && self.engine.plan_ahead() {
+            self.outcome.tally.plans_ahead += 1;
+            self.watch.planned_ahead(&self.engine.holders().collect::<Vec<_>>(), &self.open())?;
+            self.conserve()?;
+        }
         for _ in 0..stall {
             self.tick += 1;
             self.arrive()?;
