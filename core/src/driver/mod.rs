@@ -9,6 +9,7 @@
 //! thread ends the engine, `health` says so, and every request hears `Failed`.
 
 mod budget;
+mod drafting;
 mod inbox;
 mod thread;
 

@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, PoisonError, atomic::Ordering},
 };
 
-use super::{Shared, StepRunner, budget::StepBudget, inbox::Command};
+use super::{Shared, StepRunner, budget::StepBudget, drafting, inbox::Command};
 use crate::{
     client::Mailbox,
     engine::{EngineState, Logits, Pass, Plan, SubmitError},
@@ -107,10 +107,12 @@ impl EngineThread {
                         let verified = if plan.verify.is_some() { runner.logits(Pass::Verify) } else { &[] };
                         let forward = if plan.n_rows > 0 { runner.logits(Pass::Forward) } else { &[] };
                         self.state.advance(now_ns, plan, Logits { forward, verify: verified }, deliver);
-                        let Some(replay) = self.state.replay_step() else { return Ok(()) };
-                        let replayed = runner.run(Pass::Replay, replay.bytes(), 0);
-                        self.state.replayed(self.shared.now_ns());
-                        replayed
+                        if let Some(replay) = self.state.replay_step() {
+                            let replayed = runner.run(Pass::Replay, replay.bytes(), 0);
+                            self.state.replayed(self.shared.now_ns());
+                            replayed?;
+                        }
+                        drafting::run(&mut self.state, runner, &|| self.shared.now_ns())
                     });
                     if let Err(message) = outcome {
                         self.state.fail_all(&message, deliver);
