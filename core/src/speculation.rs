@@ -49,15 +49,18 @@ pub struct DraftModel {
 }
 
 impl DraftModel {
-    /// The likeliest token of one row of its logits; the first of equals. Numbers that are none never win.
-    pub fn choice(&self, row: &[f32]) -> u32 {
-        let mut best = 0;
-        for (at, value) in row.iter().enumerate() {
-            if *value > row[best] || row[best].is_nan() && !value.is_nan() {
-                best = at;
+    /// The likeliest token of one row of its logits among the first `n_ids`, the others being never sampled; the first of
+    /// equals. Numbers that are none never win; `None` if there is no other.
+    pub fn choice(&self, row: &[f32], n_ids: u32) -> Option<u32> {
+        let id_of = |at: usize| self.token_ids.as_ref().map_or(at as u32, |ids| ids[at]);
+        let mut best: Option<(f32, u32)> = None;
+        for (at, &value) in row.iter().enumerate() {
+            if best.is_none_or(|(most, _)| value > most) && !value.is_nan() {
+                let id = id_of(at);
+                best = if id < n_ids { Some((value, id)) } else { best };
             }
         }
-        self.token_ids.as_ref().map_or(best as u32, |ids| ids[best])
+        best.map(|(_, id)| id)
     }
 }
 
@@ -68,9 +71,12 @@ mod tests {
     #[test]
     fn the_likeliest_column_is_mapped_to_its_token() {
         let mut model = DraftModel { vocab_size: 3, token_ids: None };
-        assert_eq!(model.choice(&[1.0, 3.0, 3.0]), 1);
-        assert_eq!(model.choice(&[f32::NAN, f32::NEG_INFINITY, f32::NAN]), 1);
+        assert_eq!(model.choice(&[1.0, 3.0, 3.0], 3), Some(1));
+        assert_eq!(model.choice(&[1.0, 0.0, 3.0], 2), Some(0), "token 2 does not exist");
+        assert_eq!(model.choice(&[f32::NAN, f32::NEG_INFINITY, f32::NAN], 3), Some(1));
+        assert_eq!(model.choice(&[f32::NAN; 3], 3), None);
         model.token_ids = Some(Arc::from([40, 50, 60]));
-        assert_eq!(model.choice(&[1.0, 2.0, 3.0]), 60);
+        assert_eq!(model.choice(&[1.0, 2.0, 3.0], 100), Some(60));
+        assert_eq!(model.choice(&[1.0, 2.0, 3.0], 60), Some(50));
     }
 }

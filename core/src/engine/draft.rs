@@ -425,9 +425,7 @@ impl Drafting {
                 active.drafted = lane.end;
             }
             let Some(at) = lane.logit_row.filter(|_| lane.width > made) else { continue };
-            let id = self.model.choice(&logits[at as usize * width..][..width]);
-            // A token that does not exist is never sampled: the chain ends.
-            if id < n_ids {
+            if let Some(id) = self.model.choice(&logits[at as usize * width..][..width], n_ids) {
                 body.drafts.push_ahead(id);
             }
         }

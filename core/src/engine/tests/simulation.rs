@@ -11,7 +11,7 @@ use super::{fake::Rig, oracle};
 use crate::{
     engine::{ComponentClass, ComponentConfig, EngineConfig},
     request::{Event, FinishReason, Request, RequestId, SamplingParams},
-    speculation::SpeculationConfig,
+    speculation::{DraftModel, SpeculationConfig},
 };
 use std::collections::BTreeMap;
 
@@ -70,6 +70,9 @@ fn random_config(rng: &mut Rng) -> EngineConfig {
     if rng.one_in(2) {
         config.max_logit_rows += rng.below(20);
         config.speculation = Some(SpeculationConfig { draft_max: rng.between(1, 15), ngram: rng.between(1, 3) });
+        let has_room = config.components.iter().any(|c| c.name == "draft");
+        config.draft =
+            (has_room && !rng.one_in(3)).then_some(DraftModel { vocab_size: config.vocab_size, token_ids: None });
     }
     config
 }
@@ -114,8 +117,8 @@ fn random_request(rng: &mut Rng, config: &EngineConfig, bases: &[Vec<u32>]) -> R
 }
 
 /// Returns preemptions, tokens from the cache, aborts, tokens from the cache of hybrid models, right guesses,
-/// right guesses of hybrid models.
-fn run(seed: u64) -> [u64; 6] {
+/// right guesses of hybrid models, right guesses of draft models.
+fn run(seed: u64) -> [u64; 7] {
     let rng = &mut Rng(seed);
     let config = random_config(rng);
     let bases: Vec<Vec<u32>> =
@@ -153,7 +156,11 @@ fn run(seed: u64) -> [u64; 6] {
                 rig.engine.fail_all("device lost", &mut |id, event| heard.entry(id).or_default().push(event));
                 assert!(rig.engine.is_idle());
             } else {
-                rig.finish_step(plan);
+                rig.finish_turn(plan);
+                abort_some(rng, &mut rig);
+                while rig.draft_pass() {
+                    abort_some(rng, &mut rig);
+                }
             }
             rig.engine.check_conservation().unwrap();
             // The first in order goes on in every step, so all end within the steps they need one after the other.
@@ -199,18 +206,21 @@ fn run(seed: u64) -> [u64; 6] {
     let hybrid = if is_hybrid { metrics.cached_tokens } else { 0 };
     let accepted = metrics.accepted.iter().sum();
     let of_hybrid = if is_hybrid { accepted } else { 0 };
-    [metrics.preemptions, metrics.cached_tokens, metrics.finished[2], hybrid, accepted, of_hybrid]
+    let of_draft = if config.draft.is_some() { accepted } else { 0 };
+    [metrics.preemptions, metrics.cached_tokens, metrics.finished[2], hybrid, accepted, of_hybrid, of_draft]
 }
 
 #[test]
 fn every_request_hears_what_it_hears_alone() {
-    let mut totals = [0; 6];
+    let mut totals = [0; 7];
     for seed in 0..600 {
         let result = std::panic::catch_unwind(|| run(seed));
         let counts = result.unwrap_or_else(|_| panic!("seed {seed} failed"));
         totals.iter_mut().zip(counts).for_each(|(total, n)| *total += n);
     }
     // The workload really has what it is meant to check.
-    assert!(totals.iter().zip([500, 5000, 300, 500, 500, 200]).all(|(total, least)| *total > least), "{totals:?}");
-    println!("preemptions, cached tokens, aborts, cached tokens of hybrids, right guesses, of hybrids: {totals:?}");
+    assert!(totals.iter().zip([500, 5000, 300, 500, 500, 200, 200]).all(|(total, least)| *total > least), "{totals:?}");
+    println!(
+        "preemptions, cached tokens, aborts, cached tokens of hybrids, right guesses, of hybrids, of drafts: {totals:?}"
+    );
 }
