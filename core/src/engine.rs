@@ -10,6 +10,7 @@
 
 mod advance;
 mod config;
+mod draft;
 pub mod inspect;
 mod parts;
 mod replay;
@@ -18,6 +19,8 @@ mod tests;
 
 use advance::Taker;
 pub use config::{ComponentClass, ComponentConfig, ConfigError, EngineConfig};
+pub use draft::DraftStep;
+use draft::Drafting;
 use parts::StepParts;
 use replay::Replay;
 
@@ -69,6 +72,10 @@ pub enum Pass {
     Verify,
     /// Advances the states over the right guesses; no logits.
     Replay,
+    /// The draft model over tokens of the text.
+    DraftFirst,
+    /// The draft model over its own last guess.
+    DraftNext,
 }
 
 /// What the passes of a turn computed, each row-major `[its logit rows, vocab_size]`; empty for a pass that did not run.
@@ -127,6 +134,8 @@ pub struct EngineState {
     /// Second pass of models with recurrent state, and its parameter block.
     verify: Option<(StepParts, StepBuffer)>,
     replay: Replay,
+    /// For guesses by a model.
+    drafting: Option<Drafting>,
     /// Measured, for speculation.
     step_cost: StepCost,
     in_flight: Option<InFlight>,
@@ -213,6 +222,7 @@ impl EngineState {
             parts: StepParts::new(capacity),
             verify: config.verifies().then(|| (StepParts::new(capacity), StepBuffer::new(capacity))),
             replay: Replay::new(config.verifies().then_some(capacity)),
+            drafting: config.draft.clone().map(|model| Drafting::new(model, capacity)),
             step_cost: StepCost::default(),
             in_flight: None,
             counters: Counters::default(),
@@ -265,7 +275,7 @@ impl EngineState {
             namespace,
             hashes,
             marks: Vec::with_capacity(if self.memory.has_states() { MARKS_MAX } else { 0 }),
-            drafts: Drafts::new(self.config.speculation.as_ref(), max_len),
+            drafts: Drafts::new(self.config.speculation.as_ref(), self.drafting.is_some(), max_len),
             cached_tokens: None,
             prompt_logprobs,
             is_started: false,
@@ -343,6 +353,9 @@ impl EngineState {
     /// While a step is in flight, or if `step` was made for a smaller engine.
     pub fn plan(&mut self, now_ns: u64, step: &mut StepBuffer) -> Option<Plan> {
         assert!(self.in_flight.is_none(), "take in the step in flight before planning another");
+        if let Some(drafting) = &mut self.drafting {
+            drafting.settle(now_ns);
+        }
         self.scheduler.plan(&mut self.queues, &mut self.memory, &self.step_cost);
         let verifies = self.verify.is_some();
         let mut plan = self.parts.collect(&mut self.queues, |running| !(verifies && guesses(running)));
@@ -422,6 +435,9 @@ impl EngineState {
             *slot = taker.take_in(running);
         }
         self.queues.running.retain(Option::is_some);
+        if let Some(drafting) = &mut self.drafting {
+            drafting.taken_in(&in_flight, &self.counters, now_ns);
+        }
         if let Some(tokens) = in_flight.decode_only {
             if self.replay.is_empty() {
                 self.step_cost.observe(tokens, ns);
@@ -437,6 +453,9 @@ impl EngineState {
         self.in_flight = None;
         self.replay.clear();
         self.scheduler.forget_ahead();
+        if let Some(drafting) = &mut self.drafting {
+            drafting.clear();
+        }
         let mut fail = |counters: &mut Counters, id| {
             counters.fail();
             deliver(id, Event::Failed { message: message.to_owned() });

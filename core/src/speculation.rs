@@ -1,8 +1,9 @@
 //! Speculative decoding: tokens guessed cheaply, checked in one step with the next real one.
 //!
-//! * A [`Drafter`] guesses what follows a request's tokens. [`ngram`] looks it up in the request's own text.
+//! * A [`drafts::Drafter`] guesses what follows a request's tokens: [`ngram`] looks it up in the request's own text when
+//!   a step is planned; a draft model, whose passes run on the device between steps, has left its guesses there before.
 //! * [`width`] decides how many guesses are worth their cost, per request and step, from what was accepted before and
-//!   from measured step times.
+//!   from measured step times; [`ledger`] holds that against what happened, and stops what does not pay.
 //!
 //! A guess never changes an answer. Every row of a step is sampled as it would be without speculation, by the same
 //! counter-based generator and with the tokens accepted before it; a guess is accepted if it equals the token sampled in
@@ -11,8 +12,11 @@
 #![forbid(unsafe_code)]
 
 pub mod drafts;
+pub mod ledger;
 pub mod ngram;
 pub mod width;
+
+use std::sync::Arc;
 
 /// How many tokens a step may guess for one request, at most.
 pub const DRAFT_MAX: u32 = 15;
@@ -32,5 +36,47 @@ pub struct SpeculationConfig {
 impl Default for SpeculationConfig {
     fn default() -> Self {
         Self { draft_max: 12, ngram: 3 }
+    }
+}
+
+/// The model whose passes guess, as the engine sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DraftModel {
+    /// Width of a row of its logits.
+    pub vocab_size: u32,
+    /// The token of each column of its logits; `None` = the column's own number.
+    pub token_ids: Option<Arc<[u32]>>,
+}
+
+impl DraftModel {
+    /// The likeliest token of one row of its logits among the first `n_ids`, the others being never sampled; the first of
+    /// equals. Numbers that are none never win; `None` if there is no other.
+    pub fn choice(&self, row: &[f32], n_ids: u32) -> Option<u32> {
+        let id_of = |at: usize| self.token_ids.as_ref().map_or(at as u32, |ids| ids[at]);
+        let mut best: Option<(f32, u32)> = None;
+        for (at, &value) in row.iter().enumerate() {
+            if best.is_none_or(|(most, _)| value > most) && !value.is_nan() {
+                let id = id_of(at);
+                best = if id < n_ids { Some((value, id)) } else { best };
+            }
+        }
+        best.map(|(_, id)| id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_likeliest_column_is_mapped_to_its_token() {
+        let mut model = DraftModel { vocab_size: 3, token_ids: None };
+        assert_eq!(model.choice(&[1.0, 3.0, 3.0], 3), Some(1));
+        assert_eq!(model.choice(&[1.0, 0.0, 3.0], 2), Some(0), "token 2 does not exist");
+        assert_eq!(model.choice(&[f32::NAN, f32::NEG_INFINITY, f32::NAN], 3), Some(1));
+        assert_eq!(model.choice(&[f32::NAN; 3], 3), None);
+        model.token_ids = Some(Arc::from([40, 50, 60]));
+        assert_eq!(model.choice(&[1.0, 2.0, 3.0], 100), Some(60));
+        assert_eq!(model.choice(&[1.0, 2.0, 3.0], 60), Some(50));
     }
 }

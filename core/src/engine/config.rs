@@ -6,7 +6,7 @@ use tokenspeed_backend_api::{
 };
 
 use crate::{
-    speculation::{DRAFT_MAX, SpeculationConfig},
+    speculation::{DRAFT_MAX, DraftModel, SpeculationConfig},
     step::StepCapacity,
     validate::RequestLimits,
 };
@@ -76,6 +76,8 @@ pub struct EngineConfig {
     pub prefix_cache: bool,
     /// Guess tokens and check them together; `None` = one token per step.
     pub speculation: Option<SpeculationConfig>,
+    /// The model whose passes guess; `None` = guesses come from the text itself.
+    pub draft: Option<DraftModel>,
     /// Keys the prefix hash; random per process in production, fixed in simulation.
     pub secret: [u64; 2],
     /// Requests waiting at once; more are refused.
@@ -159,6 +161,7 @@ impl EngineConfig {
             eos_ids: Vec::new(),
             prefix_cache: true,
             speculation: None,
+            draft: None,
             secret: [0; 2],
             max_waiting: 4096,
             max_logprobs: 20,
@@ -199,6 +202,15 @@ impl EngineConfig {
             at_least("speculation.draft_max", speculation.draft_max, 1, "guesses are what it is about")?;
             at_least("speculation.ngram", speculation.ngram, 1, "something must repeat")?;
             at_most("speculation.draft_max", speculation.draft_max, DRAFT_MAX, "steps are of limited width")?;
+        }
+        if let Some(draft) = &self.draft {
+            let is_on = u32::from(self.speculation.is_some());
+            at_least("speculation", is_on, 1, "a draft model makes the guesses that speculation checks")?;
+            at_least("draft.vocab_size", draft.vocab_size, 1, "something must be guessed")?;
+            if let Some(ids) = &draft.token_ids {
+                let columns = u64::from(draft.vocab_size);
+                at_least("draft.token_ids", ids.len() as u32, columns, "each of the draft's columns is a token")?;
+            }
         }
         let count = |class| self.components_of(class).count();
         let (paged, state) = (count(ComponentClass::Paged), count(ComponentClass::State));

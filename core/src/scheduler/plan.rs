@@ -54,6 +54,27 @@ pub struct StepLimits {
     pub paged_components: Vec<u32>,
 }
 
+impl StepLimits {
+    /// Most guesses of a decoding request in its next step.
+    pub fn guesses_max(&self, body: &Body, active: &Active, memory: &Memory) -> u32 {
+        // The token after the last right guess is always sampled too.
+        let most = (body.max_len - body.len()).saturating_sub(1).min(self.draft_max);
+        if !memory.has_states() {
+            return most;
+        }
+        // A turn ends on every page boundary it reaches, so that the state there can be kept.
+        let to_boundary = memory.page_tokens() - active.computed % memory.page_tokens();
+        most.min(to_boundary - (body.len() - active.computed).min(to_boundary))
+    }
+
+    /// Most guesses of all requests together, beside `n_decode` that decode. A chunk on the grid, with logits of all its
+    /// tokens, is always left for prefill.
+    pub fn guesses_of_all(&self, n_decode: u32) -> u32 {
+        let spare = (self.max_logit_rows - self.max_num_seqs).min(self.max_batch_tokens - n_decode);
+        spare.saturating_sub(self.chunk_grid)
+    }
+}
+
 /// Chooses steps; remembers only why the head of the queue could not be admitted.
 pub struct Scheduler {
     limits: StepLimits,
@@ -115,6 +136,11 @@ impl Scheduler {
         }
     }
 
+    /// As given.
+    pub fn limits(&self) -> &StepLimits {
+        &self.limits
+    }
+
     /// Tokens wanted per step from now on.
     pub fn set_step_tokens(&mut self, tokens: u32) {
         self.step_tokens = tokens;
@@ -138,6 +164,7 @@ impl Scheduler {
                 is_begun = true;
                 active.start(share, memory, 0);
             }
+            active.recheck_drafted(memory);
             self.announce_renumbered(active);
         }
         let mut budget = match left {
@@ -223,21 +250,12 @@ impl Scheduler {
         for running in queues.running.iter_mut().flatten() {
             if let Running::Decoding(sequence) = running {
                 let (body, active) = sequence.parts_mut();
-                // The token after the last right guess is always sampled too.
-                let mut most = (body.max_len - body.len()).saturating_sub(1).min(limits.draft_max);
-                if memory.has_states() {
-                    // A turn ends on every page boundary it reaches, so that the state there can be kept.
-                    let to_boundary = memory.page_tokens() - active.computed % memory.page_tokens();
-                    most = most.min(to_boundary - (body.len() - active.computed).min(to_boundary));
-                }
-                body.drafts.propose(&body.tokens, most);
+                body.drafts.propose(&body.tokens, limits.guesses_max(body, active, memory));
                 let (chance, offered) = (body.drafts.record.chance(), body.drafts.len());
                 self.offers.push(Offer { chance, offered, width: 0 });
             }
         }
-        // A chunk on the grid, with logits of all its tokens, is always left for prefill.
-        let spare = (limits.max_logit_rows - limits.max_num_seqs).min(limits.max_batch_tokens - n_decode);
-        let total = spare.saturating_sub(limits.chunk_grid);
+        let total = limits.guesses_of_all(n_decode);
         width::choose(&mut self.offers, total, cost);
         let mut left = total;
         let mut offers = self.offers.iter();
@@ -245,7 +263,7 @@ impl Scheduler {
             if let Running::Decoding(sequence) = running {
                 let offer = offers.next().expect("one per decoding request");
                 let drafts = &mut sequence.body.drafts;
-                let mut width = offer.width;
+                let mut width = if drafts.are_paid() { offer.offered } else { offer.width };
                 if width == 0 && offer.offered > 0 && drafts.record.is_due() {
                     width = 1;
                 }
@@ -415,6 +433,7 @@ impl Scheduler {
                 Waiting::Preempted(sequence) => sequence.admit(lease, computed),
             };
             let (body, active) = sequence.parts_mut();
+            active.find_drafted(memory);
             for index in 0..if seeded!(FoundPagesAreNotAnnounced) { 0 } else { n_found } {
                 self.announce(active, index);
             }

@@ -114,6 +114,8 @@ pub struct Active {
     pub lease: Lease,
     /// Tokens whose cache rows are written (by completed steps).
     pub computed: u32,
+    /// Tokens whose rows in the draft's component are written.
+    pub drafted: u32,
     /// Tokens of the step in flight, 0 if it is not part of one.
     pub planned: u32,
     /// Its first row of logits in the step in flight.
@@ -142,6 +144,23 @@ pub struct Share {
     pub n_tokens: u32,
     /// Rows of prompt logits.
     pub n_prompt_logit_rows: u32,
+}
+
+impl Active {
+    /// Start behind the pages whose draft rows are there already.
+    pub fn find_drafted(&mut self, memory: &Memory) {
+        let pages = (0..self.computed / memory.page_tokens()).take_while(|&at| memory.is_drafted(self.lease.page(at)));
+        self.drafted = pages.count() as u32 * memory.page_tokens();
+    }
+
+    /// Pages given up for equal ones may have had rows that those lack.
+    pub fn recheck_drafted(&mut self, memory: &Memory) {
+        for &at in self.lease.renumbered() {
+            if !memory.is_drafted(self.lease.page(at)) {
+                self.drafted = self.drafted.min(at * memory.page_tokens());
+            }
+        }
+    }
 }
 
 /// Waits for its first admission.
@@ -217,8 +236,15 @@ impl<S: Waits> Sequence<S> {
         if self.body.cached_tokens.is_none() || seeded!(CachedTokensAreOverwritten) {
             self.body.cached_tokens = Some(computed);
         }
-        let active =
-            Active { lease, computed, planned: 0, first_logit_row: 0, n_prompt_logit_rows: 0, ahead: Share::default() };
+        let active = Active {
+            lease,
+            computed,
+            drafted: 0,
+            planned: 0,
+            first_logit_row: 0,
+            n_prompt_logit_rows: 0,
+            ahead: Share::default(),
+        };
         Sequence { body: self.body, state: Prefilling(active) }
     }
 

@@ -1,11 +1,31 @@
-//! One request's guesses: the table they come from, what is being checked, and how well it went so far.
+//! One request's guesses: where they come from, what is being checked, and how well it went so far.
 
 use super::{DRAFT_MAX, SpeculationConfig, ngram::NgramIndex, width::Record};
+
+/// Where the guesses of one request come from.
+#[derive(Debug, Default)]
+pub enum Drafter {
+    /// Nowhere.
+    #[default]
+    None,
+    /// The request's own text.
+    Lookup(NgramIndex),
+    /// A model that ran ahead.
+    Ahead(Ahead),
+}
+
+/// What a model guessed after the last step.
+#[derive(Debug)]
+pub struct Ahead {
+    ids: Vec<u32>,
+    /// Tokens of the text that they follow.
+    len: u32,
+}
 
 /// Guesses of one request.
 #[derive(Debug, Default)]
 pub struct Drafts {
-    ngrams: Option<NgramIndex>,
+    drafter: Drafter,
     /// Tokens guessed to follow the request's own, in the step being planned or in flight.
     pub ids: Vec<u32>,
     /// What became of earlier ones.
@@ -13,18 +33,56 @@ pub struct Drafts {
 }
 
 impl Drafts {
-    /// For a text of at most `max_len` tokens; `None` = no guesses.
-    pub fn new(config: Option<&SpeculationConfig>, max_len: u32) -> Self {
-        let ngrams = config.map(|c| NgramIndex::new(c.ngram, max_len));
-        let ids = Vec::with_capacity(if ngrams.is_some() { DRAFT_MAX as usize } else { 0 });
-        Self { ngrams, ids, record: Record::default() }
+    /// For a text of at most `max_len` tokens; `None` = no guesses. `by_model`: a model makes them, not the text.
+    pub fn new(config: Option<&SpeculationConfig>, by_model: bool, max_len: u32) -> Self {
+        let room = if config.is_some() { DRAFT_MAX as usize } else { 0 };
+        let drafter = match config {
+            None => Drafter::None,
+            Some(_) if by_model => Drafter::Ahead(Ahead { ids: Vec::with_capacity(room), len: 0 }),
+            Some(config) => Drafter::Lookup(NgramIndex::new(config.ngram, max_len)),
+        };
+        Self { drafter, ids: Vec::with_capacity(room), record: Record::default() }
     }
 
     /// Guess at most `at_most` tokens after `tokens`.
     pub fn propose(&mut self, tokens: &[u32], at_most: u32) {
         self.ids.clear();
-        if let Some(ngrams) = &mut self.ngrams {
-            ngrams.propose(tokens, at_most.min(DRAFT_MAX) as usize, &mut self.ids);
+        let at_most = at_most.min(DRAFT_MAX) as usize;
+        match &mut self.drafter {
+            Drafter::None => {}
+            Drafter::Lookup(ngrams) => ngrams.propose(tokens, at_most, &mut self.ids),
+            Drafter::Ahead(ahead) if ahead.len as usize == tokens.len() => {
+                self.ids.extend(ahead.ids.iter().take(at_most));
+            }
+            Drafter::Ahead(_) => {}
+        }
+    }
+
+    /// Whether it was decided when the guesses were made how many of them to check: a model's guesses cost before.
+    pub fn are_paid(&self) -> bool {
+        matches!(self.drafter, Drafter::Ahead(_))
+    }
+
+    /// A model starts to guess what follows a text of `len` tokens.
+    pub fn run_ahead(&mut self, len: u32) {
+        if let Drafter::Ahead(ahead) = &mut self.drafter {
+            ahead.ids.clear();
+            ahead.len = len;
+        }
+    }
+
+    /// A model's next guess.
+    pub fn push_ahead(&mut self, id: u32) {
+        if let Drafter::Ahead(ahead) = &mut self.drafter {
+            ahead.ids.push(id);
+        }
+    }
+
+    /// A model's guesses after a text of `len` tokens.
+    pub fn ahead(&self, len: u32) -> &[u32] {
+        match &self.drafter {
+            Drafter::Ahead(ahead) if ahead.len == len => &ahead.ids,
+            _ => &[],
         }
     }
 
@@ -45,5 +103,21 @@ impl Drafts {
     /// None.
     pub fn is_empty(&self) -> bool {
         self.ids.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_models_guesses_hold_for_the_text_they_were_made_for() {
+        let mut drafts = Drafts::new(Some(&SpeculationConfig::default()), true, 100);
+        drafts.run_ahead(3);
+        [7, 8, 9].into_iter().for_each(|id| drafts.push_ahead(id));
+        drafts.propose(&[1, 2, 3], 2);
+        assert_eq!(drafts.ids, [7, 8]);
+        drafts.propose(&[1, 2, 3, 7], 2);
+        assert!(drafts.is_empty() && drafts.ahead(4).is_empty() && drafts.ahead(3).len() == 3);
     }
 }

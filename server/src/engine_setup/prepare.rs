@@ -20,7 +20,7 @@ use tokenspeed_core::{
 };
 use tokenspeed_models::loader::{LoadOptions, Model};
 
-use super::{GenerationDefaults, backend, experts::ExpertBudget, text};
+use super::{GenerationDefaults, backend, draft::Draft, experts::ExpertBudget, text};
 use crate::{
     cli::{
         engine_options::{Dtype, EngineOptions, GenerationConfig, KvCacheDtype, Mode, SpeculativeAlgorithm},
@@ -50,7 +50,7 @@ pub(super) struct Prepared {
     pub model: Model,
     pub backend: Backend,
     pub device: Device,
-    /// In the order of the engine's passes.
+    /// In the order of the engine's passes; the draft's come last.
     pub graphs: Vec<Graph>,
     pub lowered: Vec<Lowered>,
     pub capacity: Capacity,
@@ -59,6 +59,8 @@ pub(super) struct Prepared {
     pub experts: Option<ExpertBudget>,
     pub engine: EngineConfig,
     pub frontend: Arc<dyn TextFrontend>,
+    /// The model that guesses, and where its graphs are.
+    draft: Option<(Draft, [usize; 2])>,
 }
 
 /// Tokens per page where the backend has no wish.
@@ -78,7 +80,11 @@ impl Prepared {
         };
         let backend = backend::find(&options.backend)?;
         let mut device = backend::open(&backend, &backend_options(options))?;
-        let mut engine = engine_config(options, shape, &model, &*frontend, &device)?;
+        let draft = match shape {
+            Shape::Logits(_) => None,
+            _ => Draft::open(options, &model, &load_options(options))?,
+        };
+        let mut engine = engine_config(options, shape, &model, &*frontend, &device, draft.as_ref())?;
         let capacity = capacity(&engine, shape);
         let full = engine.pages_of(engine.max_model_len);
         let budget_bytes = options.memory_bytes.unwrap_or_else(|| default_memory(&device));
@@ -89,7 +95,13 @@ impl Prepared {
             states_extra: if !matches!(shape, Shape::Logits(_)) { states_extra(options, &engine) } else { 0 },
         };
         let alignment = device.alignment();
-        let graphs = graphs(&model, &engine)?;
+        let (graphs, draft) = match draft {
+            None => (graphs(&model, &engine)?, None),
+            Some(draft) => {
+                let drafted = draft.graphs(&model, options.draft_tokens(), has_state(&model))?;
+                (drafted.graphs, Some((draft, drafted.passes)))
+            }
+        };
         let refs: Vec<&Graph> = graphs.iter().collect();
         let plan = |device: &Device, request| {
             plan_memory(&refs, capacity, alignment, request, &mut |desc: &OpDesc, label: &str| ask(device, desc, label))
@@ -119,7 +131,7 @@ impl Prepared {
             })
             .collect();
         engine.validate().map_err(|e| CliError::new(e.to_string(), options.model.clone(), ""))?;
-        Ok(Self { model, backend, device, graphs, lowered, capacity, memory, experts, engine, frontend })
+        Ok(Self { model, backend, device, graphs, lowered, capacity, memory, experts, engine, frontend, draft })
     }
 
     /// Bring the weights in and prepare the program.
@@ -142,7 +154,11 @@ impl Prepared {
             step_bytes: step_capacity(&self.engine, self.capacity).bytes() as u64,
             via: None,
         };
-        let program = load::load(self.device, &plan, Arc::new(self.model.weights), &mut report);
+        let program = match self.draft {
+            None => load::load(self.device, &plan, Arc::new(self.model.weights), &mut report),
+            Some((draft, [first, next])) => load::load(self.device, &plan, draft.join(self.model.weights), &mut report)
+                .map(|program| program.with_draft(first, next)),
+        };
         progress.finish();
         program.map_err(|e| CliError::new(e.to_string(), "while loading weights", ""))
     }
@@ -223,8 +239,12 @@ impl Prepared {
         };
         t.row("prefix cache", cache);
         if let Some(s) = &e.speculation {
-            let what =
-                format!("guesses from the text itself, {} at most, after {} repeated tokens", s.draft_max, s.ngram);
+            let what = match &self.draft {
+                Some((draft, _)) => format!("{}, {} at most", draft.describe(), s.draft_max),
+                None => {
+                    format!("guesses from the text itself, {} at most, after {} repeated tokens", s.draft_max, s.ngram)
+                }
+            };
             t.row("speculation", what);
         }
         t.row("sampling defaults", self.defaults(options).to_string());
@@ -243,11 +263,14 @@ impl Prepared {
     }
 }
 
+fn has_state(model: &Model) -> bool {
+    model.graph.components.iter().any(|c| matches!(c.kind, ComponentKind::State { .. }))
+}
+
 /// The passes that the engine will run.
 fn graphs(model: &Model, engine: &EngineConfig) -> Result<Vec<Graph>, CliError> {
-    let has_state = model.graph.components.iter().any(|c| matches!(c.kind, ComponentKind::State { .. }));
     match &engine.speculation {
-        Some(speculation) if has_state => {
+        Some(speculation) if has_state(model) => {
             let candidates = speculation.draft_max + 1;
             model.verifying(candidates).map(Vec::from).ok_or_else(|| {
                 let what = "this model cannot check guesses";
@@ -263,8 +286,8 @@ pub(super) fn mib(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64)
 }
 
-fn open_model(options: &EngineOptions, place: &ModelPath, shape: Shape) -> Result<Model, CliError> {
-    let load_options = LoadOptions {
+fn load_options(options: &EngineOptions) -> LoadOptions {
+    LoadOptions {
         kv_dtype: kv_dtype(options.kv_cache_dtype),
         dequantize: match options.dtype {
             Dtype::Auto => None,
@@ -274,7 +297,11 @@ fn open_model(options: &EngineOptions, place: &ModelPath, shape: Shape) -> Resul
         },
         seed: options.seed.unwrap_or(0),
         latent_eps: options.mla_latent_eps,
-    };
+    }
+}
+
+fn open_model(options: &EngineOptions, place: &ModelPath, shape: Shape) -> Result<Model, CliError> {
+    let load_options = load_options(options);
     let path = match place {
         ModelPath::Dummy(path) => PathBuf::from(format!("dummy:{}", path.display())),
         ModelPath::Folder(path) | ModelPath::Gguf(path) => path.clone(),
@@ -320,6 +347,7 @@ fn engine_config(
     model: &Model,
     frontend: &dyn TextFrontend,
     device: &Device,
+    draft: Option<&Draft>,
 ) -> Result<EngineConfig, CliError> {
     let block_tokens = device.page_tokens().unwrap_or(PAGE_TOKENS);
     let context = u32::try_from(model.config.context_tokens_max()).unwrap_or(u32::MAX >> 1);
@@ -350,8 +378,10 @@ fn engine_config(
     config.tokenizer_vocab_size = frontend.vocab_size().min(vocab);
     config.eos_ids = frontend.eos_ids().to_vec();
     config.prefix_cache = !options.no_prefix_cache;
-    if shape == Shape::Serve && options.speculative_algorithm == SpeculativeAlgorithm::Ngram {
-        let (draft_max, ngram) = (options.speculative_num_draft_tokens, options.speculative_ngram);
+    config.draft = draft.map(Draft::model);
+    let looks_up = shape == Shape::Serve && options.speculative_algorithm == SpeculativeAlgorithm::Ngram;
+    if looks_up || draft.is_some() {
+        let (draft_max, ngram) = (options.draft_tokens(), options.speculative_ngram);
         config.speculation = Some(SpeculationConfig { draft_max, ngram });
         let guesses = GUESSES_MAX.min(max_num_seqs.saturating_mul(draft_max));
         config.max_batch_tokens += guesses;

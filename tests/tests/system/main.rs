@@ -5,6 +5,7 @@
 //! or kernels decide. One binary for all of it: linking is what such tests cost most.
 mod batch_invariance;
 mod commands;
+mod drafts;
 mod endings;
 mod experts_in_place;
 mod golden;

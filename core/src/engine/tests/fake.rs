@@ -72,9 +72,7 @@ impl FakeDevice {
         }
     }
 
-    /// Run the parameter block of a forward or a verify pass; returns the logits.
-    pub fn run(&mut self, step: &StepBuffer, pass: Pass) -> Vec<f32> {
-        let step = StepReader::read(step.bytes()).unwrap();
+    fn take_deltas(&mut self, step: &StepReader) {
         let mut changed = BTreeSet::new();
         for delta in &step.deltas {
             assert_ne!(delta.block, 0, "block 0 is scratch");
@@ -82,6 +80,56 @@ impl FakeDevice {
             assert!(changed.insert(entry), "a step changes an entry at most once, so order does not matter");
             self.tables[delta.component as usize][delta.table_row as usize][delta.index as usize] = delta.block;
         }
+    }
+
+    /// The component of a draft model; the target's passes write all others.
+    fn draft(&self) -> Option<usize> {
+        self.config.draft.as_ref()?;
+        self.config.components.iter().position(|c| c.name == "draft")
+    }
+
+    /// The paged components of the target.
+    fn paged(&self) -> Vec<usize> {
+        let draft = self.draft();
+        self.config.components_of(ComponentClass::Paged).filter(|&at| Some(at) != draft).collect()
+    }
+
+    /// Run a pass of the draft model, which guesses as the target samples, but is often mistaken. In the first pass all rows
+    /// before the step's own must be those of the text: the target's rows tell.
+    pub fn run_draft(&mut self, step: &StepBuffer, pass: Pass) -> Vec<f32> {
+        let step = StepReader::read(step.bytes()).unwrap();
+        self.take_deltas(&step);
+        let (draft, target) = (self.draft().expect("the engine has a draft"), self.paged()[0]);
+        let mut last = vec![0; step.tokens.len()];
+        for row in &step.rows {
+            if pass == Pass::DraftFirst {
+                for position in 0..row.computed {
+                    let [own, theirs] = [draft, target].map(|c| *self.slot(c, row.table_row, position));
+                    assert_eq!(own, theirs, "the draft's row at {position} of {} is of another text", row.computed);
+                }
+            }
+            for (at, position) in (row.query_start..row.query_start + row.query_len).zip(row.computed..) {
+                let token = step.tokens[at as usize];
+                assert_eq!(token.position, position);
+                let before = position.checked_sub(1).map_or(EMPTY, |p| *self.slot(draft, row.table_row, p));
+                let fingerprint = mix(before, token.id.cast_unsigned());
+                *self.slot(draft, row.table_row, position) = fingerprint;
+                last[at as usize] = fingerprint;
+            }
+        }
+        let mut rows = Vec::new();
+        for &at in &step.logit_rows {
+            let fingerprint = last[at as usize];
+            logits(fingerprint ^ u64::from(fingerprint.is_multiple_of(4)), &self.config, &mut rows);
+        }
+        rows
+    }
+
+    /// Run the parameter block of a forward or a verify pass; returns the logits.
+    pub fn run(&mut self, step: &StepBuffer, pass: Pass) -> Vec<f32> {
+        let step = StepReader::read(step.bytes()).unwrap();
+        self.take_deltas(&step);
+        let paged = self.paged();
         let mut last = vec![0; step.tokens.len()];
         let mut next_token = 0;
         let mut writers = BTreeMap::new();
@@ -93,7 +141,7 @@ impl FakeDevice {
             for token_at in row.query_start..next_token {
                 let token = step.tokens[token_at as usize];
                 assert_eq!((token.row as usize, token.position), (row_at, row.computed + token_at - row.query_start));
-                for component in self.config.components_of(ComponentClass::Paged).collect::<Vec<_>>() {
+                for &component in &paged {
                     let before =
                         token.position.checked_sub(1).map_or(EMPTY, |p| *self.slot(component, row.table_row, p));
                     let fingerprint = mix(before, token.id.cast_unsigned());
@@ -112,8 +160,7 @@ impl FakeDevice {
                 if row.computed > 0 {
                     let (tokens, fingerprint) = self.states[row.state_read as usize];
                     assert_eq!(tokens, row.computed, "the state encodes another number of tokens");
-                    let component = self.config.components_of(ComponentClass::Paged).next().unwrap();
-                    assert_eq!(fingerprint, *self.slot(component, row.table_row, row.computed - 1));
+                    assert_eq!(fingerprint, *self.slot(paged[0], row.table_row, row.computed - 1));
                 }
                 if pass == Pass::Verify {
                     self.records[row.state_write as usize] = (row.computed, fingerprints);
@@ -187,8 +234,23 @@ impl Rig {
         self.engine.abort(id, &mut |id, event| heard.entry(id).or_default().push(event))
     }
 
-    /// Run the planned step.
+    /// Run the planned step, and all that is drafted after it.
     pub fn finish_step(&mut self, plan: Plan) {
+        self.finish_turn(plan);
+        while self.draft_pass() {}
+    }
+
+    /// Run the next pass of the draft, if there is one.
+    pub fn draft_pass(&mut self) -> bool {
+        let Some(draft) = self.engine.draft_step(self.now_ns) else { return false };
+        let logits = self.device.run_draft(draft.step, draft.pass);
+        self.now_ns += 10;
+        self.engine.drafted(self.now_ns, &logits);
+        true
+    }
+
+    /// Run the planned step alone.
+    pub fn finish_turn(&mut self, plan: Plan) {
         let verify = plan.verify.is_some();
         let forward = if plan.n_rows > 0 { self.device.run(&self.step, Pass::Forward) } else { Vec::new() };
         let verify = if verify { self.device.run(self.engine.verify_step(), Pass::Verify) } else { Vec::new() };
