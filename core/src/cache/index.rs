@@ -8,7 +8,7 @@
 //! unpinned nodes a page always comes before the page it continues. The oldest node is therefore a leaf.
 
 use super::{
-    hash,
+    hash::PageHasher,
     lru::{Lru, NONE},
     namespace::{Namespace, Namespaces},
     pool::{Handle, Page, StateSlot},
@@ -83,6 +83,7 @@ pub struct Evicted {
 #[derive(Debug)]
 pub struct PrefixIndex {
     secret: [u64; 2],
+    hasher: PageHasher,
     page_tokens: usize,
     nodes: Vec<Option<Node>>,
     /// `[node][page_tokens]`.
@@ -100,6 +101,7 @@ impl PrefixIndex {
     pub fn new(secret: [u64; 2], page_tokens: u32, max_pages: u32) -> Self {
         Self {
             secret,
+            hasher: PageHasher::new(secret, page_tokens as usize),
             page_tokens: page_tokens as usize,
             nodes: (0..max_pages).map(|_| None).collect(),
             tokens: vec![0; max_pages as usize * page_tokens as usize],
@@ -126,7 +128,7 @@ impl PrefixIndex {
         while hashes.len() < n_pages {
             let parent = hashes.last().copied().unwrap_or(namespace.root);
             let page = &tokens[hashes.len() * self.page_tokens..][..self.page_tokens];
-            hashes.push(hash::extend(self.secret, parent, page));
+            hashes.push(self.hasher.extend(parent, page));
         }
     }
 
