@@ -170,7 +170,8 @@ pub struct ts_device_info {
     pub host_mapped: u32,
     /// 1: at most one device of this backend may be opened per process.
     pub exclusive: u32,
-    pub reserved: u32,
+    /// 1: ops over paged caches honour `ts_step_row::branch_offset`.
+    pub branch_rows: u32,
     pub name: ts_str,
 }
 
@@ -466,7 +467,9 @@ pub struct ts_step_row {
     pub state_write: u32,
     /// Token count the read state encodes; backends assert it equals `computed`.
     pub state_tokens: u32,
-    pub reserved: u32,
+    /// Cache rows of positions from `computed` on lie this much further: rows of one request are branches of a tree of
+    /// guesses, each with cache rows of its own. 0 unless the device claims `branch_rows`.
+    pub branch_offset: u32,
 }
 
 /// One token of a step.

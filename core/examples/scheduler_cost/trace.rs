@@ -57,5 +57,8 @@ pub fn request(i: u32, len: u32, shared: u32, life: u32) -> Request {
         ((x ^ x >> 15).wrapping_mul(0xc2b2_ae35) >> 16) % 13 + 1
     };
     let sampling = SamplingParams { temperature: 0.0, max_tokens: life, ignore_eos: true, ..SamplingParams::default() };
-    Request { prompt: (0..len).map(token).collect(), sampling, ..Request::default() }
+    // With room for the answer, as the driver's callers make it on their own threads.
+    let mut prompt = Vec::with_capacity((len + life) as usize);
+    prompt.extend((0..len).map(token));
+    Request { prompt, sampling, ..Request::default() }
 }

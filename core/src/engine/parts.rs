@@ -84,7 +84,7 @@ impl StepParts {
                 .lease
                 .state_slots()
                 .map_or(0, |_| active.computed.saturating_sub(u32::from(seeded!(StateCountLagsBehind)))),
-            reserved: 0,
+            branch_offset: 0,
         });
         let token = |(id, position): (&u32, u32)| ts_step_token { id: id.cast_signed(), position, row, reserved: 0 };
         let own = &body.tokens[active.computed as usize..end.min(body.len()) as usize];
