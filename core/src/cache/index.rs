@@ -8,13 +8,16 @@
 //! unpinned nodes a page always comes before the page it continues. The oldest node is therefore a leaf.
 
 use super::{
-    hash,
+    hash::PageHasher,
     lru::{Lru, NONE},
     namespace::{Namespace, Namespaces},
     pool::{Handle, Page, StateSlot},
     snapshots::{SnapshotRef, Snapshots},
 };
 use crate::bug::seeded;
+
+/// Pages looked up together.
+const LOOK_AHEAD: usize = 16;
 
 /// A cached page, as a number without rights: valid until the next change of the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,6 +86,7 @@ pub struct Evicted {
 #[derive(Debug)]
 pub struct PrefixIndex {
     secret: [u64; 2],
+    hasher: PageHasher,
     page_tokens: usize,
     nodes: Vec<Option<Node>>,
     /// `[node][page_tokens]`.
@@ -100,6 +104,7 @@ impl PrefixIndex {
     pub fn new(secret: [u64; 2], page_tokens: u32, max_pages: u32) -> Self {
         Self {
             secret,
+            hasher: PageHasher::new(secret, page_tokens as usize),
             page_tokens: page_tokens as usize,
             nodes: (0..max_pages).map(|_| None).collect(),
             tokens: vec![0; max_pages as usize * page_tokens as usize],
@@ -126,7 +131,7 @@ impl PrefixIndex {
         while hashes.len() < n_pages {
             let parent = hashes.last().copied().unwrap_or(namespace.root);
             let page = &tokens[hashes.len() * self.page_tokens..][..self.page_tokens];
-            hashes.push(hash::extend(self.secret, parent, page));
+            hashes.push(self.hasher.extend(parent, page));
         }
     }
 
@@ -142,10 +147,22 @@ impl PrefixIndex {
         path.clear();
         let max_pages = if seeded!(NothingIsEverFound) { 0 } else { max_pages };
         let mut parent = Parent::Root(namespace.index);
-        for (&hash, page) in hashes.iter().zip(tokens.chunks_exact(self.page_tokens)).take(max_pages) {
-            let Some(node) = self.child(parent, hash, page) else { break };
-            path.push(NodeId(node));
-            parent = Parent::Node(node);
+        let mut pages = tokens.chunks_exact(self.page_tokens).take(max_pages);
+        for hashes in hashes.chunks(LOOK_AHEAD) {
+            // First all reads that do not depend on another page's: the memory answers them at once.
+            let mut found = [NONE; LOOK_AHEAD];
+            for (found, &hash) in found.iter_mut().zip(hashes) {
+                *found = self.buckets[self.bucket(hash)];
+            }
+            for (found, &hash) in found.iter_mut().zip(hashes) {
+                *found = self.skip_to(*found, hash);
+            }
+            for (&found, &hash) in found.iter().zip(hashes) {
+                let Some(page) = pages.next() else { return };
+                let Some(node) = self.child_from(found, parent, hash, page) else { return };
+                path.push(NodeId(node));
+                parent = Parent::Node(node);
+            }
         }
     }
 
@@ -153,16 +170,32 @@ impl PrefixIndex {
         hash as usize & (self.buckets.len() - 1)
     }
 
+    /// The first node of this hash in a bucket, from `at` on.
+    fn skip_to(&self, mut at: u32, hash: u64) -> u32 {
+        while at != NONE {
+            let node = self.node(at);
+            if node.hash == hash {
+                break;
+            }
+            at = node.next_in_bucket;
+        }
+        at
+    }
+
     fn child(&self, parent: Parent, hash: u64, tokens: &[u32]) -> Option<u32> {
-        let mut at = self.buckets[self.bucket(hash)];
+        self.child_from(self.skip_to(self.buckets[self.bucket(hash)], hash), parent, hash, tokens)
+    }
+
+    /// The child among the nodes of this hash from `at` on.
+    fn child_from(&self, mut at: u32, parent: Parent, hash: u64, tokens: &[u32]) -> Option<u32> {
         while at != NONE {
             let node = self.node(at);
             // The tokens and the parent decide; the hash only saves comparing them.
             let has_parent = node.parent == parent || seeded!(PageIsFoundWithoutItsHistory);
-            if node.hash == hash && has_parent && self.tokens_of(at) == tokens {
+            if has_parent && self.tokens_of(at) == tokens {
                 return Some(at);
             }
-            at = node.next_in_bucket;
+            at = self.skip_to(node.next_in_bucket, hash);
         }
         None
     }

@@ -127,10 +127,12 @@ impl Memory {
         self.pages.n_free() + self.index.n_unpinned()
     }
 
-    /// The same, once `path` is in use.
-    pub fn n_available_beside(&self, path: &[NodeId]) -> u32 {
-        let claimed = path.iter().filter(|&&node| self.index.is_unpinned(node)).count();
-        self.n_available() - claimed as u32
+    /// Whether `n` pages can still be had once `path` is in use.
+    pub fn has_available_beside(&self, path: &[NodeId], n: u32) -> bool {
+        let available = self.n_available();
+        // Usually there are enough even if nobody uses any of the path now: then nothing has to be counted.
+        n.saturating_add(path.len() as u32) <= available
+            || n.saturating_add(path.iter().filter(|&&node| self.index.is_unpinned(node)).count() as u32) <= available
     }
 
     /// True if a row, and a state slot where the model needs one, can be had.

@@ -86,10 +86,10 @@ impl StepParts {
                 .map_or(0, |_| active.computed.saturating_sub(u32::from(seeded!(StateCountLagsBehind)))),
             branch_offset: 0,
         });
-        let ids = body.tokens[active.computed as usize..].iter().chain(&body.drafts.ids);
-        for (position, id) in (active.computed..end).zip(ids) {
-            self.tokens.push(ts_step_token { id: id.cast_signed(), position, row, reserved: 0 });
-        }
+        let token = |(id, position): (&u32, u32)| ts_step_token { id: id.cast_signed(), position, row, reserved: 0 };
+        let own = &body.tokens[active.computed as usize..end.min(body.len()) as usize];
+        self.tokens.extend(own.iter().zip(active.computed..).map(token));
+        self.tokens.extend(body.drafts.ids.iter().zip(body.len()..end).map(token));
         active.first_logit_row = self.logit_rows.len() as u32;
         if active.n_prompt_logit_rows > 0 {
             let next = body.next_prompt_logits().expect("planned rows are wanted").max(active.computed);

@@ -421,7 +421,8 @@ impl Scheduler {
             let margin = queues.running.len() as u32;
             let (foreseen, room) =
                 if seeded!(ReturnNeedsNoRoom) && is_preempted { (n_pages, 0) } else { (foreseen, margin) };
-            if foreseen.max(n_pages) - n_found + room > memory.n_available_beside(&self.path) && margin > 0 {
+            let n_new = foreseen.max(n_pages) - n_found + room;
+            if margin > 0 && !memory.has_available_beside(&self.path, n_new) {
                 self.blocked = Some((body.id, memory.releases()));
                 return;
             }

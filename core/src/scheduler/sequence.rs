@@ -107,7 +107,7 @@ impl Body {
     }
 }
 
-/// Memory and progress of a request that runs.
+/// Memory and progress of a request that runs; boxed like the body, because every step moves every request twice.
 #[derive(Debug)]
 pub struct Active {
     /// What it holds.
@@ -171,13 +171,13 @@ pub struct Queued(());
 pub struct Preempted(());
 /// Computes tokens it has.
 #[derive(Debug)]
-pub struct Prefilling(Active);
+pub struct Prefilling(Box<Active>);
 /// Computes its last token and samples the next.
 #[derive(Debug)]
-pub struct Decoding(Active);
+pub struct Decoding(Box<Active>);
 /// Ended for the caller; its memory waits for the step in flight.
 #[derive(Debug)]
-pub struct Leaving(Active);
+pub struct Leaving(Box<Active>);
 /// Ended; holds nothing.
 #[derive(Debug)]
 pub struct Finished(());
@@ -198,7 +198,7 @@ pub trait HoldsMemory {
     /// Change.
     fn active_mut(&mut self) -> &mut Active;
     /// Leave the state.
-    fn into_active(self) -> Active;
+    fn into_active(self) -> Box<Active>;
 }
 
 macro_rules! holds_memory {
@@ -210,7 +210,7 @@ macro_rules! holds_memory {
             fn active_mut(&mut self) -> &mut Active {
                 &mut self.0
             }
-            fn into_active(self) -> Active {
+            fn into_active(self) -> Box<Active> {
                 self.0
             }
         }
@@ -245,7 +245,7 @@ impl<S: Waits> Sequence<S> {
             n_prompt_logit_rows: 0,
             ahead: Share::default(),
         };
-        Sequence { body: self.body, state: Prefilling(active) }
+        Sequence { body: self.body, state: Prefilling(Box::new(active)) }
     }
 
     /// End without having run, or without running again.
