@@ -357,7 +357,7 @@ impl EngineState {
             drafting.settle(now_ns);
         }
         self.scheduler.plan(&mut self.queues, &mut self.memory, &self.step_cost);
-        let verifies = self.verify.is_some();
+        let verifies = self.verify.is_some() && !seeded!(VerifyWritesTheState);
         let mut plan = self.parts.collect(&mut self.queues, |running| !(verifies && guesses(running)));
         self.sequence += 1;
         plan.sequence = self.sequence;
@@ -366,7 +366,7 @@ impl EngineState {
         if plan.n_rows > 0 {
             step.write(&self.parts.content(self.sequence, std::mem::take(&mut deltas)));
         }
-        if let Some((parts, step)) = &mut self.verify {
+        if let Some((parts, step)) = self.verify.as_mut().filter(|_| verifies) {
             let load = parts.collect(&mut self.queues, guesses);
             if load.n_rows > 0 {
                 step.write(&parts.content(self.sequence, deltas));
@@ -426,7 +426,7 @@ impl EngineState {
             memory: &mut self.memory,
             sampler: &mut self.sampler,
             counters: &mut self.counters,
-            replay: self.verify.is_some().then_some(&mut self.replay),
+            replay: (self.verify.is_some() && !seeded!(VerifyWritesTheState)).then_some(&mut self.replay),
             logits,
             deliver,
         };

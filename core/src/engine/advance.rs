@@ -126,9 +126,17 @@ impl Taker<'_, '_> {
         let (body, active) = sequence.parts_mut();
         let n_drafts = body.drafts.len();
         if let (Some(replay), Some(slots), 1..) = (&mut self.replay, active.lease.state_slots(), n_drafts) {
-            let end = active.computed + active.planned - n_drafts + accepted;
+            let mut end = active.computed + active.planned - n_drafts + accepted;
+            if seeded!(ReplayOneTokenShort) && accepted > 0 {
+                end -= 1;
+            } else if seeded!(RejectedGuessIsReplayed) && accepted < n_drafts {
+                end += 1;
+            }
             let ids = &body.tokens[active.computed as usize..end as usize];
-            replay.add(active.lease.row(), active.computed, slots, ids);
+            let slots = if seeded!(ReplayReadsWhatItWrites) { (slots.1, slots.1) } else { slots };
+            if !seeded!(ReplayIsSkipped) {
+                replay.add(active.lease.row(), active.computed, slots, ids);
+            }
         }
         self.counters.drafts.iter_mut().take(n_drafts as usize).for_each(|n| *n += 1);
         self.counters.accepted.iter_mut().take(accepted as usize).for_each(|n| *n += 1);

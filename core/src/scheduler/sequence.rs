@@ -132,7 +132,8 @@ impl Active {
         self.planned = share.n_tokens;
         self.n_prompt_logit_rows = share.n_prompt_logit_rows;
         // Guesses may be wrong: the state is planned for a step that ends off the boundary.
-        let end = self.computed + self.planned - n_drafts.min(1);
+        let may_be_wrong = n_drafts > 0 && !seeded!(GuessesOverwriteTheKeptState);
+        let end = self.computed + self.planned - u32::from(may_be_wrong);
         self.lease.plan_state(memory, end);
     }
 }

@@ -4,6 +4,7 @@
 //! by itself is tried in `server/tests/http` with a scripted engine; here are the kinds where the real engine, tokenizer
 //! or kernels decide. One binary for all of it: linking is what such tests cost most.
 mod batch_invariance;
+mod chunk_boundaries;
 mod commands;
 mod drafts;
 mod endings;
@@ -13,9 +14,12 @@ mod health;
 mod hybrid_cache;
 mod hybrid_fast;
 mod kimi_k3;
+mod metamorphic;
+mod prefix_cache;
 mod requests;
 mod sampling;
 mod smollm2;
+mod speculation;
 mod support;
 mod tools;
 mod usage;
