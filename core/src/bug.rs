@@ -100,6 +100,8 @@ mod switch {
         RejectedGuessCounts: "Rows of rejected guesses count as computed.",
         WrongGuessIsAccepted: "A guess is accepted whatever was sampled in its place.",
         GuessesTakeOthersPages: "Guesses take pages that requests behind need.",
+        RemovalIsNotAnnounced: "A page is evicted and no event says so.",
+        AnnouncedParentIsWrong: "Every stored page is announced as the first of a text.",
     }
 }
 
