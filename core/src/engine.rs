@@ -199,6 +199,7 @@ impl EngineState {
             states: smallest(ComponentClass::State),
             prefix_cache: config.prefix_cache,
             secret: config.secret,
+            events: config.cache_events,
         });
         let capacity = config.step_capacity();
         let limits = StepLimits {

@@ -23,6 +23,8 @@ pub struct MemorySize {
     pub prefix_cache: bool,
     /// Keys the prefix hash.
     pub secret: [u64; 2],
+    /// Block events kept; 0 = none are made.
+    pub events: u32,
 }
 
 /// The pools and the prefix index.
@@ -52,7 +54,7 @@ impl Memory {
             reuses_prefixes: size.prefix_cache,
             releases: 0,
             drafted: vec![false; size.pages.max(1) as usize],
-            index: PrefixIndex::new(size.secret, size.page_tokens, size.pages),
+            index: PrefixIndex::new(size.secret, size.page_tokens, size.pages, size.events),
         }
     }
 
@@ -164,14 +166,16 @@ impl Memory {
 
     /// Free every page that is cached and not in use; returns how many.
     pub fn flush(&mut self) -> u32 {
-        let mut n = 0;
-        while let Some(evicted) = self.index.evict() {
-            let page = self.without_snapshot(evicted);
-            self.pages.give(page);
-            n += 1;
-        }
+        let free = self.pages.n_free();
+        let Self { index, pages, states, .. } = self;
+        index.clear(|evicted| {
+            pages.give(evicted.page);
+            if let (Some(slot), Some(states)) = (evicted.snapshot, states.as_mut()) {
+                states.give(slot);
+            }
+        });
         self.releases += 1;
-        n
+        self.pages.n_free() - free
     }
 
     /// (used by requests or the cache, only cached, all) pages.

@@ -84,6 +84,8 @@ pub struct EngineConfig {
     pub max_waiting: u32,
     /// Most alternatives reported per position.
     pub max_logprobs: u32,
+    /// Block events of the prefix cache kept for readers, the oldest making room; 0 = none are made.
+    pub cache_events: u32,
 }
 
 /// Why a configuration cannot work.
@@ -165,6 +167,7 @@ impl EngineConfig {
             secret: [0; 2],
             max_waiting: 4096,
             max_logprobs: 20,
+            cache_events: 0,
         }
     }
 
