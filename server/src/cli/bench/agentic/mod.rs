@@ -42,6 +42,8 @@ pub mod trace;
 
 /// Arguments of `bench agentic`.
 #[derive(Clone, Debug, Args)]
+// Optional as a whole is not optional to clap: a required positional inside stays required.
+#[command(mut_arg("model", |model| model.required(false)))]
 pub struct BenchAgenticArgs {
     /// Engine options.
     #[command(flatten)]
