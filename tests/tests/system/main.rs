@@ -3,6 +3,7 @@
 //! Tests are named after the kind of a public fault report, not after the case that showed it. What the HTTP layer does
 //! by itself is tried in `server/tests/http` with a scripted engine; here are the kinds where the real engine, tokenizer
 //! or kernels decide. One binary for all of it: linking is what such tests cost most.
+mod agentic;
 mod batch_invariance;
 mod chunk_boundaries;
 mod commands;
