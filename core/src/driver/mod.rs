@@ -10,6 +10,7 @@
 
 mod budget;
 mod inbox;
+mod masks;
 mod thread;
 
 use std::{

@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, PoisonError, atomic::Ordering},
 };
 
-use super::{Shared, StepRunner, budget::StepBudget, inbox::Command};
+use super::{Shared, StepRunner, budget::StepBudget, inbox::Command, masks::MaskThreads};
 use crate::{
     client::Mailbox,
     engine::{EngineState, Logits, Pass, Plan, SubmitError},
@@ -46,6 +46,7 @@ pub(super) fn main(shared: Arc<Shared>, state: EngineState, runner: Box<dyn Step
         step: state.new_step_buffer(),
         budget: StepBudget::new(target_ms),
         routes: Routes::default(),
+        masks: MaskThreads::new(),
         shared: Arc::clone(&shared),
         state,
         runner,
@@ -80,6 +81,7 @@ struct EngineThread {
     step: StepBuffer,
     budget: StepBudget,
     routes: Routes,
+    masks: MaskThreads,
 }
 
 impl EngineThread {
@@ -98,7 +100,11 @@ impl EngineThread {
                 Some(plan) => {
                     self.shared.step_began_ns.store(began_ns.max(1), Ordering::Release);
                     let (decode, prefill) = (plan.n_decode_tokens, plan.n_tokens - plan.n_decode_tokens);
+                    let masks = &mut self.masks;
+                    self.state.lend_masks(&mut |job| masks.begin(job));
                     let outcome = self.run_passes(&plan);
+                    let state = &mut self.state;
+                    self.masks.finish(&mut |job| state.return_masks(job));
                     let now_ns = self.shared.now_ns();
                     let routes = &mut self.routes;
                     let deliver = &mut |id, event| routes.deliver(id, event);
