@@ -129,7 +129,7 @@ fn a_failing_grammar_ends_its_request_and_leaves_the_cache() {
 #[test]
 fn case_79_guesses_past_the_end_of_the_grammar() {
     let run = |speculation| {
-        let mut rig = Rig::new(EngineConfig { speculation, max_logit_rows: 200, max_batch_tokens: 200, ..config() });
+        let mut rig = Rig::new(EngineConfig { speculation, max_logit_rows: 400, ..config() });
         let ids: Vec<_> = (0..40)
             .map(|seed| {
                 let mut request = request(Some(Toy::new(seed, 3 + seed as usize % 20, 100)), 60);
