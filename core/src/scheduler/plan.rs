@@ -251,6 +251,11 @@ impl Scheduler {
             if let Running::Decoding(sequence) = running {
                 let (body, active) = sequence.parts_mut();
                 body.drafts.propose(&body.tokens, limits.guesses_max(body, active, memory));
+                if let Some(guard) = body.guide.guard() {
+                    // What the grammar forbids is not worth a row.
+                    let n_allowed = guard.count_allowed(&body.drafts.ids);
+                    body.drafts.ids.truncate(n_allowed);
+                }
                 let (chance, offered) = (body.drafts.record.chance(), body.drafts.len());
                 self.offers.push(Offer { chance, offered, width: 0 });
             }
