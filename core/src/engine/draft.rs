@@ -103,8 +103,11 @@ struct Seen {
 
 /// A text that lags further behind than this is caught up with only if that will probably pay.
 const BEHIND: u32 = 16;
-/// Turns that are drafted for before the cost of a turn without guesses is known.
+/// Turns that are not drafted for, so that the cost of a turn without guesses becomes known.
 const PATIENCE: u32 = 3;
+/// Turns between two that are not drafted for, at first and in the end: what a turn costs without guesses must not be
+/// remembered from a cold start.
+const REMEASURE: [u32; 2] = [4, 64];
 
 /// The drafting half of an engine.
 pub(super) struct Drafting {
@@ -124,6 +127,9 @@ pub(super) struct Drafting {
     /// Of turns of nothing but decoding, without guesses.
     plain: StepCost,
     n_unmeasured: u32,
+    /// Turns drafted for since the last one that was not, and how many there may be.
+    n_drafted: u32,
+    remeasure: u32,
     first: StepCost,
     next: StepCost,
     /// Of each token in long first passes.
@@ -158,6 +164,8 @@ impl Drafting {
             seen: Seen::default(),
             plain: StepCost::default(),
             n_unmeasured: 0,
+            n_drafted: 0,
+            remeasure: REMEASURE[0],
             first: StepCost::default(),
             next: StepCost::default(),
             token_ns: None,
@@ -192,7 +200,7 @@ impl Drafting {
             drafted: false,
         };
         if let (Some(n), false) = (turn.decoding, turn.had_guesses) {
-            self.plain.observe(n, now_ns.saturating_sub(turn.planned_ns));
+            self.plain.observe_least(n, now_ns.saturating_sub(turn.planned_ns));
         }
         (self.seen, self.turn, self.stage) = (seen, Some(turn), Stage::Due);
     }
@@ -265,6 +273,10 @@ impl Drafting {
             return self.take_widths(queues, n, None);
         };
         self.n_unmeasured = 0;
+        if self.n_drafted >= self.remeasure {
+            (self.n_drafted, self.remeasure) = (0, (self.remeasure * 2).min(REMEASURE[1]));
+            return false;
+        }
         if !self.ledger.allows(plain_ns) {
             return false;
         }
@@ -486,6 +498,7 @@ impl EngineState {
         }
         (drafting.stage, drafting.began_ns) = (Stage::Running(made), now_ns);
         if let Some(turn) = &mut drafting.turn {
+            drafting.n_drafted += u32::from(made == 0);
             turn.drafted = true;
         }
         drafting.write(self.sequence);

@@ -36,6 +36,14 @@ impl StepCost {
         }
     }
 
+    /// As [`StepCost::observe`], but believes less sooner than more: a first step is dear for reasons that do not last.
+    pub fn observe_least(&mut self, tokens: u32, ns: u64) {
+        match self.ns.get_mut(tokens as usize) {
+            Some(known) if *known > ns as f64 => *known = (*known + ns as f64) / 2.0,
+            _ => self.observe(tokens, ns),
+        }
+    }
+
     /// As [`StepCost::ns`], but only if steps at most twice as narrow were measured: what a narrow step costs does not
     /// follow from wide ones.
     pub fn near(&self, tokens: u32) -> Option<f64> {

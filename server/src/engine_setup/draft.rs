@@ -12,7 +12,7 @@ use tokenspeed_models::{
     config::{ModelConfig, from_eagle3},
     draft_model,
     eagle3::{self, Eagle3Config, Eagle3Weights, Joined},
-    loader::{LoadOptions, Model, Weights},
+    loader::{LoadOptions, Model, Notice, Weights},
     text::Tokenizer,
     weights::Checkpoint,
 };
@@ -147,6 +147,14 @@ impl Draft {
             Self::Small(model) => Box::new(draft_model::Prefixed(model.weights)),
         };
         Arc::new(Joined::<Box<dyn WeightSource>> { target: Box::new(target), draft })
+    }
+
+    /// What the reader of a small model had to say.
+    pub fn notices(&self) -> &[Notice] {
+        match self {
+            Self::Eagle3 { .. } => &[],
+            Self::Small(model) => &model.notices,
+        }
     }
 
     /// For the table printed at start.

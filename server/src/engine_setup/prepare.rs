@@ -197,6 +197,9 @@ impl Prepared {
         for notice in &self.model.notices {
             t.row(if notice.is_warning { "warning" } else { "note" }, notice.text.clone());
         }
+        for notice in self.draft.iter().flat_map(|(draft, _)| draft.notices()) {
+            t.row(if notice.is_warning { "warning" } else { "note" }, format!("draft: {}", notice.text));
+        }
         let device = self.device.info();
         t.row("backend", format!("{} {} on {}", self.backend.name(), self.backend.info().version, device.name));
         let kernels = self.lowered[0].resolutions.iter().map(|r| {

@@ -30,6 +30,8 @@ pub struct Stepper {
     pub caught_up: u64,
     /// Passes of the draft.
     pub draft_passes: u64,
+    /// The first guess after a text of some length, and its logit; of the latest request that had one.
+    pub first_guesses: BTreeMap<u32, (usize, f32)>,
 }
 
 const TURN_NS: u64 = 1_000_000;
@@ -42,7 +44,8 @@ impl Stepper {
 
     /// With a configuration that the command line cannot ask for.
     pub fn changed(model: &str, words: &str, change: impl FnOnce(&mut EngineConfig)) -> Self {
-        let words = format!("--memory 900MiB --threads 1 --mode exact {words}");
+        let mode = if words.contains("--mode") { "" } else { "--mode exact" };
+        let words = format!("--memory 900MiB --threads 1 {mode} {words}");
         let loaded = engine_setup::load_parts(&options(model, &words), &mut Silent);
         let (mut config, program) = loaded.unwrap_or_else(|e| panic!("{model} {words}: {}", e.render()));
         change(&mut config);
@@ -50,7 +53,8 @@ impl Stepper {
         let state = EngineState::new(config).expect("a sound configuration");
         let step = state.new_step_buffer();
         let (heard, adversary) = (BTreeMap::new(), None);
-        Self { state, program, step, now_ns: 1, width, adversary, heard, caught_up: 0, draft_passes: 0 }
+        let (caught_up, draft_passes, first_guesses) = (0, 0, BTreeMap::new());
+        Self { state, program, step, now_ns: 1, width, adversary, heard, caught_up, draft_passes, first_guesses }
     }
 
     pub fn submit(&mut self, request: Request) -> RequestId {
@@ -86,10 +90,15 @@ impl Stepper {
         while let Some(draft) = self.state.draft_step(self.now_ns) {
             let pass = draft.pass;
             self.draft_passes += 1;
-            if pass == Pass::DraftFirst {
-                self.caught_up += StepReader::read(draft.step.bytes()).expect("sound").tokens.len() as u64;
-            }
             self.program.run(pass, draft.step.bytes(), draft.n_logit_rows).expect("runs");
+            if pass == Pass::DraftFirst {
+                let step = StepReader::read(draft.step.bytes()).expect("sound");
+                self.caught_up += step.tokens.len() as u64;
+                for (&at, row) in step.logit_rows.iter().zip(self.program.logits(pass).chunks(self.width)) {
+                    let best = (0..row.len()).fold(0, |best, i| if row[i] > row[best] { i } else { best });
+                    self.first_guesses.insert(step.tokens[at as usize].position + 1, (best, row[best]));
+                }
+            }
             self.now_ns += DRAFT_NS;
             let mut logits = self.program.logits(pass).to_vec();
             if let Some(adversary) = &mut self.adversary {
