@@ -153,6 +153,8 @@ struct InFlight {
     n_logit_rows: [u32; 2],
     /// Tokens, if all of them decode.
     decode_only: Option<u32>,
+    /// Of these, on side branches.
+    branch_tokens: u32,
     planned_ns: u64,
 }
 
@@ -168,6 +170,7 @@ struct Counters {
     step_ns: u64,
     drafts: [u64; DRAFT_MAX as usize],
     accepted: [u64; DRAFT_MAX as usize],
+    branches: [u64; 2],
 }
 
 impl Counters {
@@ -215,6 +218,7 @@ impl EngineState {
             chunk_grid: config.chunk_grid(),
             max_model_len: config.max_model_len,
             draft_max: config.speculation.map_or(0, |s| s.draft_max),
+            branch_rows: config.branch_rows(),
             paged_components: config.components_of(ComponentClass::Paged).map(|at| at as u32).collect(),
         };
         Ok(Self {
@@ -224,7 +228,7 @@ impl EngineState {
             sampler: Sampler::new(config.tokenizer_vocab_size),
             parts: StepParts::new(capacity),
             verify: config.verifies().then(|| (StepParts::new(capacity), StepBuffer::new(capacity))),
-            replay: Replay::new(config.verifies().then_some(capacity)),
+            replay: Replay::new((config.verifies() || config.branch_rows() > 0).then_some(capacity)),
             drafting: config.draft.clone().map(|model| Drafting::new(model, capacity)),
             step_cost: StepCost::default(),
             in_flight: None,
@@ -394,7 +398,10 @@ impl EngineState {
         }
         let decode_only = (plan.n_decode_tokens == plan.n_tokens).then_some(plan.n_tokens);
         let (sequence, n_logit_rows) = (plan.sequence, [plan.n_logit_rows, plan.verify.unwrap_or(0)]);
-        self.in_flight = Some(InFlight { sequence, n_logit_rows, decode_only, planned_ns: now_ns });
+        let in_verify =
+            self.verify.as_ref().map_or(0, |(parts, _)| if plan.verify.is_some() { parts.branch_tokens } else { 0 });
+        let branch_tokens = self.parts.branch_tokens + in_verify;
+        self.in_flight = Some(InFlight { sequence, n_logit_rows, decode_only, branch_tokens, planned_ns: now_ns });
         Some(plan)
     }
 
@@ -438,7 +445,8 @@ impl EngineState {
             memory: &mut self.memory,
             sampler: &mut self.sampler,
             counters: &mut self.counters,
-            replay: (self.verify.is_some() && !seeded!(VerifyWritesTheState)).then_some(&mut self.replay),
+            verifies: self.verify.is_some() && !seeded!(VerifyWritesTheState),
+            replay: &mut self.replay,
             logits,
             deliver,
         };
@@ -544,6 +552,7 @@ impl EngineState {
             step_ns: counters.step_ns,
             drafts: counters.drafts,
             accepted: counters.accepted,
+            branches: counters.branches,
         }
     }
 

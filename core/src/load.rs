@@ -107,7 +107,7 @@ pub fn load(
     }
     let executable = Executable::new(device, programs, via)?;
     let vocab = lowered.iter().map(|l| l.vocab as usize).collect();
-    Ok(DeviceProgram { executable, vocab, draft: None })
+    Ok(DeviceProgram { executable, vocab, draft: None, replay: Pass::Replay as usize })
 }
 
 fn load_weights(
@@ -249,6 +249,8 @@ pub struct DeviceProgram {
     vocab: Vec<usize>,
     /// Programs of the draft's first and next pass.
     draft: Option<[usize; 2]>,
+    /// The program that commits guesses.
+    replay: usize,
 }
 
 impl DeviceProgram {
@@ -270,10 +272,20 @@ impl DeviceProgram {
         Self { draft: Some([first, next]), ..self }
     }
 
+    /// Say which of the programs commits guesses, if it is not the third.
+    ///
+    /// # Panics
+    /// If there is no such program.
+    pub fn with_replay(self, replay: usize) -> Self {
+        assert!(replay < self.vocab.len(), "{} programs, the one that commits is {replay}", self.vocab.len());
+        Self { replay, ..self }
+    }
+
     fn program(&self, pass: Pass) -> usize {
         let draft = || self.draft.expect("only an engine with a draft model drafts");
         match pass {
-            Pass::Forward | Pass::Verify | Pass::Replay => pass as usize,
+            Pass::Forward | Pass::Verify => pass as usize,
+            Pass::Replay => self.replay,
             Pass::DraftFirst => draft()[0],
             Pass::DraftNext => draft()[1],
         }

@@ -6,7 +6,7 @@ use tokenspeed_backend_api::{
 };
 
 use crate::{
-    speculation::{DRAFT_MAX, DraftModel, SpeculationConfig},
+    speculation::{BRANCH_ROWS_MAX, BRANCHES_MAX, DRAFT_MAX, DraftModel, SpeculationConfig},
     step::StepCapacity,
     validate::RequestLimits,
 };
@@ -204,6 +204,7 @@ impl EngineConfig {
         if let Some(speculation) = &self.speculation {
             at_least("speculation.draft_max", speculation.draft_max, 1, "guesses are what it is about")?;
             at_least("speculation.ngram", speculation.ngram, 1, "something must repeat")?;
+            at_most("speculation.branches", speculation.branches, BRANCHES_MAX, "each has a row of its own")?;
             at_most("speculation.draft_max", speculation.draft_max, DRAFT_MAX, "steps are of limited width")?;
         }
         if let Some(draft) = &self.draft {
@@ -253,12 +254,22 @@ impl EngineConfig {
         self.block_tokens.min(self.chunked_prefill_size)
     }
 
+    /// Rows of a step that may be side branches.
+    pub fn branch_rows(&self) -> u32 {
+        self.speculation.map_or(0, |s| s.branches.saturating_mul(self.max_num_seqs).min(BRANCH_ROWS_MAX))
+    }
+
+    /// Tokens that one request may have in a pass that checks guesses: its own, its guesses, and as many on branches.
+    pub fn candidates(&self) -> u32 {
+        self.speculation.map_or(1, |s| (s.draft_max + 1) * if s.branches > 0 { 2 } else { 1 })
+    }
+
     /// The bucket a program needs to run every step of this engine.
     pub fn bucket(&self) -> ts_bucket {
         ts_bucket {
             struct_size: size_of::<ts_bucket>() as u32,
             max_tokens: self.max_batch_tokens,
-            max_rows: self.max_num_seqs,
+            max_rows: self.max_num_seqs + self.branch_rows(),
             max_logit_rows: self.max_logit_rows,
         }
     }
@@ -283,7 +294,7 @@ impl EngineConfig {
         let tables = self.blocks_per_row.saturating_mul(2).saturating_mul(paged);
         StepCapacity {
             tokens: self.max_batch_tokens,
-            rows: self.max_num_seqs,
+            rows: self.max_num_seqs + self.branch_rows(),
             logit_rows: self.max_logit_rows,
             deltas: self.late_deltas().saturating_mul(2).saturating_add(tables),
         }

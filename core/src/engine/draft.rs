@@ -193,7 +193,9 @@ impl Drafting {
         self.record.observe_many(tried as u32, accepted as u32);
         let turn = Turn {
             planned_ns: in_flight.planned_ns,
-            decoding: in_flight.decode_only.map(|tokens| tokens.saturating_sub(guesses as u32).max(1)),
+            decoding: in_flight
+                .decode_only
+                .map(|tokens| tokens.saturating_sub(guesses as u32 + in_flight.branch_tokens).max(1)),
             generated: seen.generated - self.seen.generated,
             accepted,
             had_guesses: guesses > 0,
@@ -437,8 +439,8 @@ impl Drafting {
                 active.drafted = lane.end;
             }
             let Some(at) = lane.logit_row.filter(|_| lane.width > made) else { continue };
-            if let Some(id) = self.model.choice(&logits[at as usize * width..][..width], n_ids) {
-                body.drafts.push_ahead(id);
+            if let [Some(id), second] = self.model.choices(&logits[at as usize * width..][..width], n_ids) {
+                body.drafts.push_ahead(id, second);
             }
         }
     }

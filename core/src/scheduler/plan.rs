@@ -50,6 +50,8 @@ pub struct StepLimits {
     pub max_model_len: u32,
     /// Guesses per request, 0 = no speculation.
     pub draft_max: u32,
+    /// Rows of side branches in one step.
+    pub branch_rows: u32,
     /// Numbers of the paged components.
     pub paged_components: Vec<u32>,
 }
@@ -254,7 +256,9 @@ impl Scheduler {
                 if let Some(guard) = body.guide.guard() {
                     // What the grammar forbids is not worth a row.
                     let n_allowed = guard.count_allowed(&body.drafts.ids);
-                    body.drafts.ids.truncate(n_allowed);
+                    body.drafts.truncate(n_allowed);
+                    // Its masks follow the chain.
+                    body.drafts.branches.clear();
                 }
                 let (chance, offered) = (body.drafts.record.chance(), body.drafts.len());
                 self.offers.push(Offer { chance, offered, width: 0 });
@@ -272,11 +276,41 @@ impl Scheduler {
                 if width == 0 && offer.offered > 0 && drafts.record.is_due() {
                     width = 1;
                 }
-                drafts.ids.truncate(width.min(left) as usize);
+                drafts.truncate(width.min(left) as usize);
                 left -= drafts.len();
             }
         }
+        if limits.branch_rows > 0 {
+            left -= self.branch(queues, n_decode + total - left, left, cost);
+        }
         total - left
+    }
+
+    /// Keep the branches that pay, beside `n` tokens that decode and are guessed, with room for `left` more; returns how
+    /// many tokens they add.
+    fn branch(&self, queues: &mut Queues, n: u32, left: u32, cost: &StepCost) -> u32 {
+        let (mut rows, mut tokens) = (0, 0);
+        let mut expected = width::expected(&self.offers);
+        for running in queues.running.iter_mut().flatten() {
+            let Running::Decoding(sequence) = running else { continue };
+            let own = sequence.body.len() - sequence.active().computed;
+            let drafts = &mut sequence.body.drafts;
+            let (mut kept, mut of_request) = (0, 0);
+            for (at, branch) in drafts.branches.open().iter().enumerate() {
+                let n_tokens = own + branch.depth();
+                let gain = drafts.branches.gain(at, drafts.record.chance());
+                let fits = rows < self.limits.branch_rows
+                    && tokens + n_tokens <= left
+                    && drafts.len() + own + of_request + n_tokens <= 2 * (self.limits.draft_max + 1);
+                if !fits || !width::pays(gain, n_tokens, n + tokens, expected, cost) {
+                    break;
+                }
+                (rows, tokens, of_request) = (rows + 1, tokens + n_tokens, of_request + n_tokens);
+                (kept, expected) = (at + 1, expected + gain);
+            }
+            drafts.branches.truncate(kept);
+        }
+        tokens
     }
 
     fn plan_running(&mut self, at: usize, when: When, queues: &mut Queues, memory: &mut Memory, budget: &mut Budget) {
@@ -297,7 +331,12 @@ impl Scheduler {
                 let n_kept = if seeded!(GuessesTakeOthersPages) { 0 } else { n_behind };
                 let n_spare = memory.n_available().saturating_sub(n_kept);
                 let room = (active.lease.n_pages() + n_spare) * memory.page_tokens();
-                body.drafts.ids.truncate(room.saturating_sub(wanted) as usize);
+                body.drafts.truncate(room.saturating_sub(wanted) as usize);
+                let n_branch = body.drafts.branch_tokens(wanted - computed);
+                let most = room.min(memory.pages_of(body.max_len) * memory.page_tokens());
+                if wanted + body.drafts.len() + n_branch > most {
+                    body.drafts.branches.clear();
+                }
                 let is_left = budget.tokens > 0 || !seeded!(DecodingWaitsForPrefill);
                 if is_left { wanted - computed + body.drafts.len() } else { 0 }
             } else {
@@ -314,7 +353,8 @@ impl Scheduler {
                 break;
             }
             let end = computed + n_tokens - u32::from(seeded!(PageAtTheBoundaryIsForgotten));
-            let n_pages = memory.pages_of(with_tail(end, wanted, memory));
+            let n_branch = body.drafts.branch_tokens(wanted - computed);
+            let n_pages = memory.pages_of(with_tail(end, wanted, memory) + n_branch);
             if n_pages - active.lease.n_pages().min(n_pages) <= memory.n_available() {
                 self.grow(active, memory, n_pages);
                 let share = self.share(&outlook, body.prompt_tokens, n_tokens, budget);

@@ -315,7 +315,7 @@ impl<S: HoldsMemory> Sequence<S> {
     pub fn preempt(mut self, memory: &mut Memory) -> Sequence<Preempted> {
         assert_eq!(self.active().planned, 0, "pages of a step in flight cannot be taken away");
         self.publish(memory);
-        self.body.drafts.ids.clear();
+        self.body.drafts.clear();
         if seeded!(PreemptedLosesItsLastToken) {
             self.body.tokens.pop();
         }

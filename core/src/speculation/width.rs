@@ -188,9 +188,30 @@ pub fn choose_by(offers: &mut [Offer], total: u32, mut cost: impl FnMut(u32, u32
     best_rate
 }
 
+/// Tokens that a step with these widths is expected to give.
+pub fn expected(offers: &[Offer]) -> f64 {
+    let of = |o: &Offer| (0..=o.width as i32).map(|depth| o.chance.powi(depth)).sum::<f64>();
+    offers.iter().map(of).sum()
+}
+
+/// Whether `tokens` more, which give `gain` more, pay in a step of `n` tokens that is expected to give `expected`.
+pub fn pays(gain: f64, tokens: u32, n: u32, expected: f64, cost: &StepCost) -> bool {
+    let ns = |n| cost.ns(n).unwrap_or(1.0);
+    (expected + gain) / ns(n + tokens) > expected / ns(n)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_branch_pays_for_all_tokens_of_its_row() {
+        let mut linear = StepCost::default();
+        (1..20).for_each(|n| linear.observe(n, 10_000 + 1_000 * u64::from(n)));
+        let offers = [Offer { chance: 0.5, offered: 2, width: 2 }];
+        assert_eq!(expected(&offers), 1.75);
+        assert!(pays(0.2, 1, 3, 1.75, &linear) && !pays(0.2, 2, 3, 1.75, &linear));
+    }
 
     fn offers(chances: &[f64]) -> Vec<Offer> {
         chances.iter().map(|&chance| Offer { chance, offered: 5, width: 9 }).collect()

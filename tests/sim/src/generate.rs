@@ -138,7 +138,7 @@ const FEATURES: [Feature; 3] = [
         add: |rng, config| {
             let any = rng.between(1, DRAFT_MAX);
             let draft_max = rng.pick(&[1, any, any, DRAFT_MAX]);
-            config.speculation = Some(SpeculationConfig { draft_max, ngram: rng.between(1, 3) });
+            config.speculation = Some(SpeculationConfig { draft_max, ngram: rng.between(1, 3), branches: 0 });
             config.max_logit_rows += rng.pick(&[0, 20, 100]);
         },
     },

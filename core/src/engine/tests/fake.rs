@@ -40,8 +40,8 @@ pub struct FakeDevice {
     pages: Vec<Vec<Vec<u64>>>,
     /// `[slot]`: tokens and fingerprint.
     states: Vec<(u32, u64)>,
-    /// `[slot]`: what a verify pass left for the replay: tokens before it, and the fingerprint after each of its tokens.
-    records: Vec<(u32, Vec<u64>)>,
+    /// `[slot, branch]`: what a verify pass left for the replay: tokens before it, and the fingerprint after each of its tokens.
+    records: BTreeMap<(u32, u32), (u32, Vec<u64>)>,
 }
 
 impl FakeDevice {
@@ -54,7 +54,7 @@ impl FakeDevice {
             ],
             pages: config.components.iter().map(|c| vec![vec![0; n_slots]; c.n_blocks as usize]).collect(),
             states: vec![(u32::MAX, 0); 1000],
-            records: vec![(u32::MAX, Vec::new()); 1000],
+            records: BTreeMap::new(),
             config: config.clone(),
         }
     }
@@ -64,7 +64,26 @@ impl FakeDevice {
         let step = StepReader::read(step.bytes()).unwrap();
         assert!(step.deltas.is_empty() && step.logit_rows.is_empty());
         for row in &step.rows {
-            let (tokens, fingerprints) = &self.records[row.state_write as usize];
+            // Rows of a branch move to where the request's own belong, in order.
+            for position in (row.computed..row.computed + row.query_len).filter(|_| row.branch_offset > 0) {
+                for component in self.paged() {
+                    let value = *self.slot(component, row.table_row, row.cache_row(position));
+                    *self.slot(component, row.table_row, position) = value;
+                }
+            }
+            for component in self.paged() {
+                for at in row.query_start..row.query_start + row.query_len {
+                    let token = step.tokens[at as usize];
+                    let before = token.position.checked_sub(1);
+                    let before = before.map_or(EMPTY, |p| *self.slot(component, row.table_row, p));
+                    let own = *self.slot(component, row.table_row, token.position);
+                    assert_eq!(own, mix(before, token.id.cast_unsigned()), "row {} after a replay", token.position);
+                }
+            }
+            if self.config.components_of(ComponentClass::State).next().is_none() {
+                continue;
+            }
+            let (tokens, fingerprints) = &self.records[&(row.state_write, row.branch_offset)];
             assert_eq!((*tokens, row.computed), (row.state_tokens, row.state_tokens), "recorded from another state");
             assert_eq!(self.states[row.state_read as usize].0, row.computed, "the state moved since it was verified");
             let state = fingerprints[row.query_len as usize - 1];
@@ -133,6 +152,7 @@ impl FakeDevice {
         let mut last = vec![0; step.tokens.len()];
         let mut next_token = 0;
         let mut writers = BTreeMap::new();
+        let mut written = BTreeSet::new();
         for (row_at, row) in step.rows.iter().enumerate() {
             assert_eq!(row.query_start, next_token, "rows cover the tokens in order");
             next_token += row.query_len;
@@ -142,14 +162,16 @@ impl FakeDevice {
                 let token = step.tokens[token_at as usize];
                 assert_eq!((token.row as usize, token.position), (row_at, row.computed + token_at - row.query_start));
                 for &component in &paged {
-                    let before =
-                        token.position.checked_sub(1).map_or(EMPTY, |p| *self.slot(component, row.table_row, p));
+                    let before = token.position.checked_sub(1);
+                    let before = before.map_or(EMPTY, |p| *self.slot(component, row.table_row, row.cache_row(p)));
                     let fingerprint = mix(before, token.id.cast_unsigned());
-                    *self.slot(component, row.table_row, token.position) = fingerprint;
-                    let index = (token.position / self.config.block_tokens) as usize;
+                    let at = row.cache_row(token.position);
+                    *self.slot(component, row.table_row, at) = fingerprint;
+                    assert!(written.insert((component, row.table_row, at)), "cache row {at} is written twice");
+                    let index = (at / self.config.block_tokens) as usize;
                     let block = self.tables[component][row.table_row as usize][index];
-                    let writer = *writers.entry((component, block)).or_insert(row_at);
-                    assert_eq!(writer, row_at, "two requests write block {block}");
+                    let writer = *writers.entry((component, block)).or_insert(row.table_row);
+                    assert_eq!(writer, row.table_row, "two requests write block {block}");
                     last[token_at as usize] = fingerprint;
                 }
                 state = last[token_at as usize];
@@ -163,7 +185,7 @@ impl FakeDevice {
                     assert_eq!(fingerprint, *self.slot(paged[0], row.table_row, row.computed - 1));
                 }
                 if pass == Pass::Verify {
-                    self.records[row.state_write as usize] = (row.computed, fingerprints);
+                    self.records.insert((row.state_write, row.branch_offset), (row.computed, fingerprints));
                 } else {
                     self.states[row.state_write as usize] = (row.computed + row.query_len, state);
                 }

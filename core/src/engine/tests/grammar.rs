@@ -144,7 +144,7 @@ fn case_79_guesses_past_the_end_of_the_grammar() {
         (heard, rig.engine.metrics())
     };
     let (without, _) = run(None);
-    let (with, metrics) = run(Some(SpeculationConfig { draft_max: 7, ngram: 1 }));
+    let (with, metrics) = run(Some(SpeculationConfig { draft_max: 7, ngram: 1, branches: 0 }));
     assert_eq!(with, without);
     assert!(metrics.drafts[0] > 20 && metrics.accepted[0] > 10, "{:?} {:?}", metrics.drafts, metrics.accepted);
 }

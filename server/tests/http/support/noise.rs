@@ -66,7 +66,7 @@ pub fn server(frontend: Arc<dyn TextFrontend>, likely: &str, guesses: bool) -> T
     engine.tokenizer_vocab_size = vocab_size;
     engine.eos_ids = frontend.eos_ids().to_vec();
     engine.max_logit_rows += 200;
-    engine.speculation = guesses.then_some(SpeculationConfig { draft_max: 7, ngram: 2 });
+    engine.speculation = guesses.then_some(SpeculationConfig { draft_max: 7, ngram: 2, branches: 0 });
     let likely = likely.chars().flat_map(|c| frontend.encode(&c.to_string(), false).expect("encoded")).collect();
     let runner = Box::new(Noise { vocab_size, likely, logits: Vec::new() });
     let engine = EngineHandle::start(engine, DriverConfig::default(), runner).expect("an engine");
