@@ -1,18 +1,25 @@
 //! The draft model's passes between two turns, where the engine has one.
 
-use super::StepRunner;
+use super::device::{DeviceThread, Turn};
 use crate::engine::EngineState;
 
-/// Run the passes that the state machine asks for; `now_ns` is the clock.
+/// Run the passes that the state machine asks for, on the device's thread; `now_ns` is the clock. What failed is in the
+/// turn's outcome.
 pub(super) fn run(
     state: &mut EngineState,
-    runner: &mut dyn StepRunner,
+    device: &DeviceThread,
+    mut turn: Box<Turn>,
     now_ns: &dyn Fn() -> u64,
-) -> Result<(), String> {
-    while let Some(draft) = state.draft_step(now_ns()) {
+) -> Box<Turn> {
+    while turn.outcome.is_ok()
+        && let Some(draft) = state.draft_step(now_ns())
+    {
         let pass = draft.pass;
-        runner.run(pass, draft.step.bytes(), draft.n_logit_rows)?;
-        state.drafted(now_ns(), runner.logits(pass));
+        turn.set_draft(&draft);
+        turn = device.launch(turn).wait();
+        if turn.outcome.is_ok() {
+            state.drafted(now_ns(), turn.runner.logits(pass));
+        }
     }
-    Ok(())
+    turn
 }

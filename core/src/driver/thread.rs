@@ -6,12 +6,17 @@ use std::{
     sync::{Arc, PoisonError, atomic::Ordering},
 };
 
-use super::{Shared, StepRunner, budget::StepBudget, drafting, inbox::Command};
+use super::{
+    Shared, StepRunner,
+    budget::StepBudget,
+    device::{DeviceThread, Failure, Turn},
+    drafting,
+    inbox::Command,
+};
 use crate::{
     client::Mailbox,
     engine::{EngineState, Logits, Pass, Plan, SubmitError},
     request::{Event, RequestId},
-    step::StepBuffer,
 };
 
 /// Where a request's events go. Only looked up, never iterated except to fail everybody.
@@ -41,23 +46,27 @@ impl Routes {
     }
 }
 
-pub(super) fn main(shared: Arc<Shared>, state: EngineState, runner: Box<dyn StepRunner>, target_ms: Option<f64>) {
+pub(super) fn main(
+    shared: Arc<Shared>,
+    state: EngineState,
+    runner: Box<dyn StepRunner>,
+    target_ms: Option<f64>,
+    overlap: bool,
+) {
     let mut engine = EngineThread {
-        step: state.new_step_buffer(),
+        turn: Some(Turn::new(runner, &state)),
+        device: DeviceThread::start(),
+        overlap,
         budget: StepBudget::new(target_ms),
         routes: Routes::default(),
         shared: Arc::clone(&shared),
         state,
-        runner,
     };
     let outcome = catch_unwind(AssertUnwindSafe(|| engine.run()));
     let why = match outcome {
         Ok(Ok(())) => "the engine was stopped".to_owned(),
         Ok(Err(why)) => why,
-        Err(panic) => {
-            let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
-            format!("the engine thread panicked: {}", text.unwrap_or("no message"))
-        }
+        Err(panic) => format!("the engine thread panicked: {}", super::panic_text(&*panic)),
     };
     *shared.dead.lock().unwrap_or_else(PoisonError::into_inner) = Some(why.clone());
     // After a panic the state machine is not to be trusted; the mailboxes are.
@@ -76,8 +85,10 @@ pub(super) fn main(shared: Arc<Shared>, state: EngineState, runner: Box<dyn Step
 struct EngineThread {
     shared: Arc<Shared>,
     state: EngineState,
-    runner: Box<dyn StepRunner>,
-    step: StepBuffer,
+    /// The device; away while it runs.
+    turn: Option<Box<Turn>>,
+    device: DeviceThread,
+    overlap: bool,
     budget: StepBudget,
     routes: Routes,
 }
@@ -94,53 +105,60 @@ impl EngineThread {
                 }
             }
             let began_ns = self.shared.now_ns();
-            match self.state.plan(began_ns, &mut self.step) {
-                Some(plan) => {
-                    self.shared.step_began_ns.store(began_ns.max(1), Ordering::Release);
-                    let (decode, prefill) = (plan.n_decode_tokens, plan.n_tokens - plan.n_decode_tokens);
-                    let outcome = self.run_passes(&plan);
-                    let now_ns = self.shared.now_ns();
-                    let routes = &mut self.routes;
-                    let deliver = &mut |id, event| routes.deliver(id, event);
-                    let outcome = outcome.and_then(|()| {
-                        let runner = &mut *self.runner;
-                        let verified = if plan.verify.is_some() { runner.logits(Pass::Verify) } else { &[] };
-                        let forward = if plan.n_rows > 0 { runner.logits(Pass::Forward) } else { &[] };
-                        self.state.advance(now_ns, plan, Logits { forward, verify: verified }, deliver);
-                        if let Some(replay) = self.state.replay_step() {
-                            let replayed = runner.run(Pass::Replay, replay.bytes(), 0);
-                            self.state.replayed(self.shared.now_ns());
-                            replayed?;
-                        }
-                        drafting::run(&mut self.state, runner, &|| self.shared.now_ns())
-                    });
-                    if let Err(message) = outcome {
-                        self.state.fail_all(&message, deliver);
-                        // States that were to be replayed may be stored already.
-                        self.state.flush_cache().expect("nothing runs after everything failed");
-                        self.runner.status()?;
-                    }
-                    self.shared.step_began_ns.store(0, Ordering::Release);
-                    self.budget.observe(decode, prefill, now_ns - began_ns);
-                    self.state.set_step_tokens(self.budget.tokens(decode));
-                    self.publish();
-                }
-                None => {
-                    self.publish();
-                    self.shared.inbox.wait();
-                }
+            let mut turn = self.turn.take().expect("the device is back between steps");
+            let plan = self.state.plan(began_ns, &mut turn.step);
+            let Some(plan) = plan else {
+                self.turn = Some(turn);
+                self.publish();
+                self.shared.inbox.wait();
+                continue;
+            };
+            self.shared.step_began_ns.store(began_ns.max(1), Ordering::Release);
+            let (decode, prefill) = (plan.n_decode_tokens, plan.n_tokens - plan.n_decode_tokens);
+            turn.set_plan(&plan, &self.state);
+            let flight = self.device.launch(turn);
+            if self.overlap {
+                self.state.plan_ahead();
             }
+            let turn = flight.wait();
+            let now_ns = self.shared.now_ns();
+            let turn = match &turn.outcome {
+                Ok(()) => self.take_in(now_ns, plan, turn),
+                Err(_) => turn,
+            };
+            let outcome = turn.outcome.clone();
+            let turn = self.turn.insert(turn);
+            match outcome {
+                Ok(()) => {}
+                Err(Failure::Refused(message)) => {
+                    let status = turn.runner.status();
+                    let routes = &mut self.routes;
+                    self.state.fail_all(&message, &mut |id, event| routes.deliver(id, event));
+                    // States that were to be replayed may be stored already.
+                    self.state.flush_cache().expect("nothing runs after everything failed");
+                    status?;
+                }
+                Err(Failure::Panicked(text)) => return Err(format!("the device thread panicked: {text}")),
+            }
+            self.shared.step_began_ns.store(0, Ordering::Release);
+            self.budget.observe(decode, prefill, now_ns - began_ns);
+            self.state.set_step_tokens(self.budget.tokens(decode));
+            self.publish();
         }
     }
 
-    fn run_passes(&mut self, plan: &Plan) -> Result<(), String> {
-        if plan.n_rows > 0 {
-            self.runner.run(Pass::Forward, self.step.bytes(), plan.n_logit_rows)?;
+    /// Take in a step that has run, replay what it proved right, and draft for the next one.
+    fn take_in(&mut self, now_ns: u64, plan: Plan, mut turn: Box<Turn>) -> Box<Turn> {
+        let routes = &mut self.routes;
+        let verify = if plan.verify.is_some() { turn.runner.logits(Pass::Verify) } else { &[] };
+        let forward = if plan.n_rows > 0 { turn.runner.logits(Pass::Forward) } else { &[] };
+        self.state.advance(now_ns, plan, Logits { forward, verify }, &mut |id, event| routes.deliver(id, event));
+        if let Some(replay) = self.state.replay_step() {
+            turn.set_replay(replay);
+            turn = self.device.launch(turn).wait();
+            self.state.replayed(self.shared.now_ns());
         }
-        match plan.verify {
-            Some(n_logit_rows) => self.runner.run(Pass::Verify, self.state.verify_step().bytes(), n_logit_rows),
-            None => Ok(()),
-        }
+        drafting::run(&mut self.state, &self.device, turn, &|| self.shared.now_ns())
     }
 
     /// True for `Stop`.

@@ -466,7 +466,7 @@ fn draft_row(table_row: u32, computed: u32, query_start: u32, query_len: u32) ->
         state_read: 0,
         state_write: 0,
         state_tokens: 0,
-        reserved: 0,
+        branch_offset: 0,
     }
 }
 

@@ -117,13 +117,14 @@ fn random_request(rng: &mut Rng, config: &EngineConfig, bases: &[Vec<u32>]) -> R
 }
 
 /// Returns preemptions, tokens from the cache, aborts, tokens from the cache of hybrid models, right guesses,
-/// right guesses of hybrid models, right guesses of draft models.
-fn run(seed: u64) -> [u64; 7] {
+/// right guesses of hybrid models, plans made ahead, right guesses of draft models.
+fn run(seed: u64) -> [u64; 8] {
     let rng = &mut Rng(seed);
     let config = random_config(rng);
     let bases: Vec<Vec<u32>> =
         (0..3).map(|_| (0..rng.between(1, config.max_model_len)).map(|_| rng.below(TOKENIZER_IDS)).collect()).collect();
     let mut rig = Rig::new(config.clone());
+    rig.plans_ahead = rng.one_in(2);
     let mut asked: BTreeMap<RequestId, Request> = BTreeMap::new();
     let n_requests = rng.between(1, 24);
     let abort_rate = rng.pick(&[0, 0, 40, 8]);
@@ -139,27 +140,32 @@ fn run(seed: u64) -> [u64; 7] {
         if rng.one_in(20) {
             rig.engine.set_step_tokens(rng.below(100));
         }
-        let abort_some = |rng: &mut Rng, rig: &mut Rig| {
-            if abort_rate > 0 && rng.one_in(abort_rate) && !asked.is_empty() {
+        let abort_some = |n_asked: usize, rng: &mut Rng, rig: &mut Rig| {
+            if abort_rate > 0 && rng.one_in(abort_rate) && n_asked > 0 {
                 // Known or not, running or over: all are fine.
-                rig.abort(RequestId(1 + u64::from(rng.below(asked.len() as u32 + 2))));
+                rig.abort(RequestId(1 + u64::from(rng.below(n_asked as u32 + 2))));
                 rig.engine.check_conservation().unwrap();
             }
         };
-        abort_some(rng, &mut rig);
+        abort_some(asked.len(), rng, &mut rig);
         if let Some(plan) = rig.plan() {
             steps += 1;
-            abort_some(rng, &mut rig);
+            abort_some(asked.len(), rng, &mut rig);
             rig.engine.check_conservation().unwrap();
+            if rng.one_in(8) && asked.len() < n_requests as usize {
+                let request = random_request(rng, &config, &bases);
+                work += config.max_model_len;
+                asked.insert(rig.submit(request.clone()), request);
+            }
             if fails_at == Some(steps) {
                 let heard = &mut rig.heard;
                 rig.engine.fail_all("device lost", &mut |id, event| heard.entry(id).or_default().push(event));
                 assert!(rig.engine.is_idle());
             } else {
                 rig.finish_turn(plan);
-                abort_some(rng, &mut rig);
+                abort_some(asked.len(), rng, &mut rig);
                 while rig.draft_pass() {
-                    abort_some(rng, &mut rig);
+                    abort_some(asked.len(), rng, &mut rig);
                 }
             }
             rig.engine.check_conservation().unwrap();
@@ -207,20 +213,25 @@ fn run(seed: u64) -> [u64; 7] {
     let accepted = metrics.accepted.iter().sum();
     let of_hybrid = if is_hybrid { accepted } else { 0 };
     let of_draft = if config.draft.is_some() { accepted } else { 0 };
-    [metrics.preemptions, metrics.cached_tokens, metrics.finished[2], hybrid, accepted, of_hybrid, of_draft]
+    let (preemptions, cached, aborts) = (metrics.preemptions, metrics.cached_tokens, metrics.finished[2]);
+    [preemptions, cached, aborts, hybrid, accepted, of_hybrid, rig.n_ahead, of_draft]
 }
 
 #[test]
 fn every_request_hears_what_it_hears_alone() {
-    let mut totals = [0; 7];
+    let mut totals = [0; 8];
     for seed in 0..600 {
         let result = std::panic::catch_unwind(|| run(seed));
         let counts = result.unwrap_or_else(|_| panic!("seed {seed} failed"));
         totals.iter_mut().zip(counts).for_each(|(total, n)| *total += n);
     }
     // The workload really has what it is meant to check.
-    assert!(totals.iter().zip([500, 5000, 300, 500, 500, 200, 200]).all(|(total, least)| *total > least), "{totals:?}");
+    assert!(
+        totals.iter().zip([500, 5000, 300, 500, 500, 200, 5000, 200]).all(|(total, least)| *total > least),
+        "{totals:?}"
+    );
     println!(
-        "preemptions, cached tokens, aborts, cached tokens of hybrids, right guesses, of hybrids, of drafts: {totals:?}"
+        "preemptions, cached tokens, aborts, cached tokens of hybrids, right guesses, of hybrids, plans ahead, right \
+         guesses of drafts: {totals:?}"
     );
 }
