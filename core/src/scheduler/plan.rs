@@ -166,8 +166,7 @@ impl Scheduler {
                 is_begun = true;
                 active.start(share, memory, 0);
             }
-            active.recheck_drafted(memory);
-            self.announce_renumbered(active);
+            self.announce_renumbered(active, memory);
         }
         let mut budget = match left {
             Some(budget) if is_begun => budget,
@@ -237,7 +236,8 @@ impl Scheduler {
     }
 
     /// Tell the device of pages that turned out to be cached already.
-    fn announce_renumbered(&mut self, active: &mut Active) {
+    fn announce_renumbered(&mut self, active: &mut Active, memory: &Memory) {
+        active.recheck_drafted(memory);
         while let Some(index) = active.lease.next_renumbered() {
             if !seeded!(RenumberedPageIsNotAnnounced) {
                 self.announce(active, index);

@@ -2,7 +2,10 @@
 //! happens meanwhile, tokens and log-probabilities are those of a request that runs alone and without; and a good draft
 //! is worth having.
 
-use tokenspeed_core::request::{FinishReason, Request, SamplingParams};
+use tokenspeed_core::{
+    engine::ComponentClass,
+    request::{FinishReason, Request, SamplingParams},
+};
 use tokenspeed_models::{
     eagle3,
     kimi::{
@@ -28,11 +31,17 @@ fn eagle(draft: &models::Folder) -> String {
     format!("{LIMITS} --speculative-algorithm eagle3 --speculative-draft-model {}", draft.model())
 }
 
+fn target_config() -> kimi::KimiConfig {
+    let mut config = kimi::tiny::k3();
+    config.layers = [Kda, Kda, Kda, Mla, Kda, Kda, Mla].to_vec();
+    config.moe.experts = 8;
+    config
+}
+
 /// A Kimi K3 whose text can be guessed, and a draft fitted to it.
 fn fitted_pair() -> (models::Folder, models::Folder) {
     let (target, draft) = (models::kimi(), models::Folder::new("draft"));
-    let config = kimi::KimiConfig { layers: [Kda, Kda, Kda, Mla, Kda, Kda, Mla].to_vec(), ..kimi::tiny::k3() };
-    eagle3::tiny::write_target(target.path(), &config, SEED).expect("written");
+    eagle3::tiny::write_target(target.path(), &target_config(), SEED).expect("written");
     eagle3::tiny::fitted(target.path(), draft.path(), 7).expect("fitted");
     (target, draft)
 }
@@ -89,19 +98,23 @@ fn unchanged(model: &str, words: &str, adversary: fn() -> Option<Adversary>) -> 
         }
     }
     assert!(one.state.metrics().cached_tokens >= 64, "{words}: the cache was not used");
-    for (more, pages) in [("", 100), ("--chunked-prefill-size 16", 100), ("--no-prefix-cache", 100), ("", 6)] {
-        let label = format!("{more}, {pages} pages");
-        let mut all = Stepper::changed(model, &format!("{words} {more}"), |config| {
-            let paged =
-                config.components.iter_mut().filter(|c| c.class == tokenspeed_core::engine::ComponentClass::Paged);
-            paged.for_each(|c| c.n_blocks = c.n_blocks.min(pages));
-        });
+    for more in ["--chunked-prefill-size 16", "--no-prefix-cache"] {
+        let mut all = Stepper::new(model, &format!("{words} {more}"));
         all.adversary = adversary();
-        assert_same(&mut all, &requests, &expected, &label);
-        assert_same(&mut all, &requests, &expected, &format!("{label} again"));
-        assert_eq!(all.state.metrics().preemptions > 0, pages < 100, "{label}");
+        assert_same(&mut all, &requests, &expected, more);
         add(&all);
     }
+    // Four texts of three pages each in five pages.
+    let crowd: Vec<Request> = (40..44).map(|seed| greedy(&ids(seed, 40), 100)).collect();
+    let expected = alone(model, &crowd);
+    let mut tight = Stepper::changed(model, words, |config| {
+        let paged = config.components.iter_mut().filter(|c| c.class == ComponentClass::Paged);
+        paged.for_each(|c| c.n_blocks = 6);
+    });
+    tight.adversary = adversary();
+    assert_same(&mut tight, &crowd, &expected, "in little memory");
+    assert!(tight.state.metrics().preemptions > 0, "{words}: nobody lost memory");
+    add(&tight);
     add(&one);
     total
 }
@@ -133,9 +146,9 @@ fn cached_pages_bring_their_draft_rows() {
     // The model's own text, which the draft is good at.
     let text = warm.answers(&[greedy(&ids(3, 12), 120)]).remove(0).ids;
     let page = [&ids(3, 12)[..], &text[..116]].concat();
-    let continued = |seed: u32, n| greedy(&[&page[..], &ids(seed, 3)].concat(), n);
+    let continued = |seed: usize, n| greedy(&[&page[..], &text[seed..seed + 3]].concat(), n);
     warm.answers(&[continued(20, 30)]);
-    for seed in 21..24 {
+    for seed in [41, 63, 82] {
         let request = continued(seed, 40);
         let mut cold = Stepper::new(&target.model(), &format!("{words} --no-prefix-cache"));
         let expected = cold.answers(std::slice::from_ref(&request)).remove(0);
@@ -186,8 +199,7 @@ fn liar() -> Option<Adversary> {
 fn a_random_draft_and_a_liar_change_nothing() {
     let (target, draft) = fitted_pair();
     some_are_right(unchanged(&target.model(), &eagle(&draft), liar));
-    let config = kimi::KimiConfig { layers: [Kda, Kda, Kda, Mla, Kda, Kda, Mla].to_vec(), ..kimi::tiny::k3() };
-    let random = random_draft(&config);
+    let random = random_draft(&target_config());
     let [checked, _, _] =
         unchanged(&target.model(), &format!("{} --speculative-num-draft-tokens 7", eagle(&random)), || None);
     assert!(checked > 0);
