@@ -60,6 +60,11 @@ impl Bench {
         timed(|| self.engine.plan(0, &mut self.step))
     }
 
+    pub fn plan_ahead(&mut self) -> u64 {
+        self.forget_caches();
+        timed(|| std::hint::black_box(self.engine.plan_ahead())).0
+    }
+
     pub fn advance(&mut self, plan: Plan) -> u64 {
         self.forget_caches();
         let logits = |n: u32| &self.logits[..n as usize * VOCABULARY as usize];

@@ -37,6 +37,8 @@ pub struct Options {
     pub fill: bool,
     /// Empty the core's own caches before each timed call.
     pub cold: bool,
+    /// Plan ahead while a step is in flight, as the driver does.
+    pub ahead: bool,
     /// Requests waiting.
     pub waiting: u32,
     /// Samples of an admission.
@@ -57,6 +59,7 @@ impl Options {
             guesses: 0,
             fill: false,
             cold: false,
+            ahead: false,
             waiting: 1024,
             samples: 41,
         };
@@ -79,6 +82,7 @@ impl Options {
                 "--hybrid" => options.hybrid = true,
                 "--fill" => options.fill = true,
                 "--cold" => options.cold = true,
+                "--ahead" => options.ahead = true,
                 other => return Err(format!("unknown option {other}")),
             }
         }
@@ -86,6 +90,9 @@ impl Options {
             return Err(format!(
                 "--running and --shared are wrong: at least 1, and whole pages of {BLOCK} below --total"
             ));
+        }
+        if options.hybrid && options.guesses > 0 {
+            return Err("--hybrid and --guesses together plan a second pass, which the digest does not read".into());
         }
         Ok(options)
     }

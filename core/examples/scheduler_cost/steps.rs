@@ -13,6 +13,8 @@ use crate::{
 struct Sample {
     submit_ns: u64,
     plan_ns: u64,
+    /// Planning ahead: hidden behind the device's work.
+    ahead_ns: u64,
     advance_ns: u64,
     waited_ns: u64,
     rows: u32,
@@ -24,7 +26,7 @@ struct Sample {
 pub fn run(options: &Options) -> Result<String, String> {
     let trace = Trace::new(options);
     let mut digest = 0xcbf2_9ce4_8422_2325u64;
-    let mut n_planned = Vec::new();
+    let (mut digests, mut n_planned) = (Vec::new(), Vec::new());
     let mut first = None;
     let checked = go(options, &trace, &mut |bench, step| {
         let planned = bench.planned()?;
@@ -34,6 +36,7 @@ pub fn run(options: &Options) -> Result<String, String> {
                 digest = (digest ^ word).wrapping_mul(0x0100_0000_01b3);
             }
         }
+        digests.push(digest);
         n_planned.push((planned.len() as u32, planned.iter().map(|&(_, tokens)| tokens).sum::<u32>()));
         Ok(())
     })?;
@@ -46,22 +49,26 @@ pub fn run(options: &Options) -> Result<String, String> {
         return Err("the same trace was planned in two ways".into());
     }
     let measured = &samples[(trace.full_at() + options.warm) as usize..];
-    if let Some(odd) = measured.iter().position(|s| s.rows != options.running) {
+    // A prompt that stores a state on its way takes a step more, so there may be more at once.
+    if let Some(odd) = measured.iter().position(|s| s.rows < options.running) {
         return Err(format!("measured step {odd} ran {} requests, not {}", measured[odd].rows, options.running));
     }
     let metrics = bench.engine.metrics();
     let column = |of: fn(&Sample) -> u64| numbers(measured.iter().map(of));
     let clock: Vec<u64> = (0..1001).map(|_| timed(|| ()).0).collect();
     Ok(format!(
-        "{{\"digest\":\"{digest:016x}\",\"steps\":{},\"cached_tokens\":{},\"prompt_tokens\":{},\"preemptions\":{},\
-         \"clock_ns\":{},\"submit\":{},\"plan\":{},\"advance\":{},\"waited\":{},\"prompts\":{},\"tokens\":{}}}",
-        samples.len(),
+        "{{\"digests\":{},\"rows\":{},\"all_tokens\":{},\"cached_tokens\":{},\"prompt_tokens\":{},\"preemptions\":{},\
+         \"clock_ns\":{},\"submit\":{},\"plan\":{},\"ahead\":{},\"advance\":{},\"waited\":{},\"prompts\":{},\"tokens\":{}}}",
+        numbers(digests),
+        numbers(samples.iter().map(|s| s.rows)),
+        numbers(samples.iter().map(|s| s.tokens)),
         metrics.cached_tokens,
         metrics.prompt_tokens,
         metrics.preemptions,
         clock[500],
         column(|s| s.submit_ns),
         column(|s| s.plan_ns),
+        column(|s| s.ahead_ns),
         column(|s| s.advance_ns),
         column(|s| s.waited_ns),
         column(|s| s.prompts.into()),
@@ -93,6 +100,9 @@ fn go_timed(options: &Options, trace: &Trace, samples: &mut Vec<Sample>) -> Resu
         let (plan_ns, plan) = bench.plan();
         let plan = plan.ok_or_else(|| format!("nothing ran in step {step}"))?;
         (sample.plan_ns, sample.rows, sample.tokens) = (plan_ns, plan.n_rows, plan.n_tokens);
+        if options.ahead {
+            sample.ahead_ns = bench.plan_ahead();
+        }
         sample.advance_ns = bench.advance(plan);
         sample.waited_ns = bench.waited_ns()? - waited_ns;
         samples.push(sample);

@@ -26,9 +26,10 @@ pub struct Trace {
 
 impl Trace {
     pub fn new(options: &Options) -> Self {
-        let Options { running, total, shared, life, steps, warm, .. } = *options;
+        let Options { running, total, shared, life, steps, warm, guesses, .. } = *options;
         let period = if life > 0 { life } else { 100 };
-        let (life, end) = if life > 0 { (life, u32::MAX) } else { (period + warm + steps + 8, running) };
+        let (life, end) =
+            if life > 0 { (life, u32::MAX) } else { ((period + warm + steps + 8) * (1 + guesses), running) };
         Self { running, total, shared, life, period, end }
     }
 
