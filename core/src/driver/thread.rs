@@ -212,7 +212,7 @@ impl EngineThread {
 
     fn publish(&mut self) {
         let ended = std::mem::take(&mut self.routes.ended);
-        self.shared.outstanding.fetch_sub(ended, Ordering::AcqRel);
+        self.shared.outstanding.leave(ended);
         *self.shared.metrics.lock().unwrap_or_else(PoisonError::into_inner) = self.state.metrics();
     }
 }

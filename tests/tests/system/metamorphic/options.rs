@@ -23,10 +23,12 @@ pub const DIMENSIONS: &[&[&str]] = &[
     &["--max-num-seqs 3", "--max-num-seqs 2", "--max-num-seqs 8"],
     &["--memory least", "", "--memory some"],
     &["", "--step-time-target-ms 0.001"],
+    &["", "--disable-overlap-schedule"],
 ];
 
 /// Of the reference: one request at a time, and nothing is kept, guessed or cut.
-pub const EVERYTHING_OFF: &str = "--no-prefix-cache --max-num-seqs 1 --chunked-prefill-size 8192";
+pub const EVERYTHING_OFF: &str =
+    "--no-prefix-cache --max-num-seqs 1 --chunked-prefill-size 8192 --disable-overlap-schedule";
 
 /// A model in a mode.
 pub struct Subject {
