@@ -11,6 +11,7 @@
 mod advance;
 mod config;
 pub mod inspect;
+mod masks;
 mod parts;
 mod replay;
 #[cfg(test)]
@@ -25,6 +26,7 @@ use crate::{
     bug::seeded,
     cache::memory::{Memory, MemorySize},
     client::{Limits, Metrics},
+    grammar::{Guard, Guide},
     request::{Event, FinishReason, Request, RequestId},
     sampler::{History, Sampler},
     scheduler::{
@@ -241,7 +243,7 @@ impl EngineState {
         }
         let id = RequestId(self.next_id);
         self.next_id += 1;
-        let Request { prompt, sampling, priority, cache_salt } = request;
+        let Request { prompt, sampling, priority, cache_salt, constraint } = request;
         let prompt_tokens = prompt.len() as u32;
         let max_len = prompt_tokens.saturating_add(sampling.max_tokens).min(self.config.max_model_len);
         let history = History::new(&sampling, &prompt, (max_len - prompt_tokens) as usize);
@@ -266,6 +268,15 @@ impl EngineState {
             hashes,
             marks: Vec::with_capacity(if self.memory.has_states() { MARKS_MAX } else { 0 }),
             drafts: Drafts::new(self.config.speculation.as_ref(), max_len),
+            guide: constraint.map_or(Guide::Free, |constraint| {
+                let guesses_max = self.config.speculation.map_or(0, |s| s.draft_max);
+                Guide::Here(Box::new(Guard::new(
+                    constraint,
+                    self.config.tokenizer_vocab_size,
+                    guesses_max,
+                    max_len - prompt_tokens,
+                )))
+            }),
             cached_tokens: None,
             prompt_logprobs,
             is_started: false,

@@ -12,6 +12,7 @@
 mod budget;
 mod device;
 mod inbox;
+mod masks;
 mod thread;
 
 use std::{

@@ -11,6 +11,7 @@ use super::{
     budget::StepBudget,
     device::{DeviceThread, Failure, Turn},
     inbox::Command,
+    masks::MaskThreads,
 };
 use crate::{
     client::Mailbox,
@@ -58,6 +59,7 @@ pub(super) fn main(
         overlap,
         budget: StepBudget::new(target_ms),
         routes: Routes::default(),
+        masks: MaskThreads::new(),
         shared: Arc::clone(&shared),
         state,
     };
@@ -90,6 +92,7 @@ struct EngineThread {
     overlap: bool,
     budget: StepBudget,
     routes: Routes,
+    masks: MaskThreads,
 }
 
 impl EngineThread {
@@ -116,9 +119,13 @@ impl EngineThread {
             let (decode, prefill) = (plan.n_decode_tokens, plan.n_tokens - plan.n_decode_tokens);
             turn.set_plan(&plan, &self.state);
             let flight = self.device.launch(turn);
+            let masks = &mut self.masks;
+            self.state.lend_masks(&mut |job| masks.begin(job));
             if self.overlap {
                 self.state.plan_ahead();
             }
+            let state = &mut self.state;
+            self.masks.finish(&mut |job| state.return_masks(job));
             let turn = flight.wait();
             let now_ns = self.shared.now_ns();
             let turn = match &turn.outcome {

@@ -97,8 +97,16 @@ impl Taker<'_, '_> {
             };
             let body = &sequence.body;
             let is_eos = !body.sampling.ignore_eos && self.config.eos_ids.contains(&id);
+            // The answer is whole: an end-of-sequence token would say what is known.
+            let is_whole = !is_eos
+                && match sequence.body.guide.guard().map(|guard| guard.accept(id)) {
+                    None => false,
+                    Some(Ok(is_whole)) => is_whole,
+                    Some(Err(error)) => return self.fail(sequence, error.into()),
+                };
+            let body = &sequence.body;
             let is_hidden = seeded!(LengthHidesStop) && body.len() == body.max_len;
-            if (is_eos || body.sampling.stop_token_ids.contains(&id)) && !is_hidden {
+            if (is_eos || is_whole || body.sampling.stop_token_ids.contains(&id)) && !is_hidden {
                 break Some(FinishReason::Stop);
             }
             if body.len() == body.max_len {
@@ -140,11 +148,14 @@ impl Taker<'_, '_> {
     fn sample_row(&mut self, sequence: &mut Sequence<Decoding>, n: u32) -> Result<u32, SampleError> {
         let config = self.config;
         let (body, active) = sequence.parts_mut();
+        let n_generated = body.n_generated();
+        let mask = body.guide.guard().map(|guard| guard.mask(n)).transpose()?;
         let context = RowContext {
+            mask,
             params: &body.sampling,
             history: &body.history,
             tokens: &body.tokens,
-            n_generated: body.n_generated(),
+            n_generated,
             eos_ids: if body.sampling.ignore_eos { &[] } else { &config.eos_ids },
         };
         let is_verified = self.replay.is_some() && !body.drafts.is_empty();
@@ -176,7 +187,9 @@ impl Taker<'_, '_> {
         let id = sequence.body.id;
         match error {
             SampleError::NotFinite { .. } if !seeded!(DoubtfulPagesStayCached) => sequence.discard(self.memory),
-            SampleError::NotFinite { .. } | SampleError::NothingLeft => sequence.drop_memory(self.memory),
+            SampleError::NotFinite { .. } | SampleError::NothingLeft | SampleError::Constraint(_) => {
+                sequence.drop_memory(self.memory)
+            }
         }
         .close(self.memory);
         self.counters.fail();

@@ -99,6 +99,9 @@ impl StepParts {
         if end >= body.len() && body.len() < body.max_len {
             // The last token's, and each guess's.
             self.logit_rows.extend(query_start + (body.len() - 1 - active.computed)..query_start + active.planned);
+            if let Some(guard) = body.guide.guard() {
+                guard.expect(&body.drafts.ids);
+            }
         }
         u64::from(active.planned) * u64::from(end)
     }

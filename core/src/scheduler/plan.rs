@@ -231,6 +231,11 @@ impl Scheduler {
                     most = most.min(to_boundary - (body.len() - active.computed).min(to_boundary));
                 }
                 body.drafts.propose(&body.tokens, most);
+                if let Some(guard) = body.guide.guard() {
+                    // What the grammar forbids is not worth a row.
+                    let n_allowed = guard.count_allowed(&body.drafts.ids);
+                    body.drafts.ids.truncate(n_allowed);
+                }
                 let (chance, offered) = (body.drafts.record.chance(), body.drafts.len());
                 self.offers.push(Offer { chance, offered, width: 0 });
             }

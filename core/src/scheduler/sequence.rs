@@ -21,6 +21,7 @@
 use crate::{
     bug::seeded,
     cache::{lease::Lease, memory::Memory, namespace::Namespace},
+    grammar::Guide,
     request::{RequestId, SamplingParams, TokenLogprobs, Usage},
     sampler::History,
     scheduler::marks::Mark,
@@ -55,6 +56,8 @@ pub struct Body {
     pub marks: Vec<Mark>,
     /// Guesses being checked in the planned step, and what they are made from; nothing for requests that do not speculate.
     pub drafts: Drafts,
+    /// What its answer must look like, and the masks of its rows.
+    pub(crate) guide: Guide,
     /// Prompt tokens found in the cache at first admission.
     pub cached_tokens: Option<u32>,
     /// Reports so far, if asked for; entry i is about prompt token i + 1.

@@ -7,7 +7,7 @@
 //!
 //! A failing seed is in the panic message; replay it with `run(seed)`.
 
-use super::{fake::Rig, oracle};
+use super::{fake::Rig, grammar::Toy, oracle};
 use crate::{
     engine::{ComponentClass, ComponentConfig, EngineConfig},
     request::{Event, FinishReason, Request, RequestId, SamplingParams},
@@ -88,6 +88,10 @@ fn random_request(rng: &mut Rng, config: &EngineConfig, bases: &[Vec<u32>]) -> R
         prompt.push(1);
     }
     let max_tokens = rng.pick(&[0, 1, 2, 5, 12, 40, u32::MAX]);
+    let constraint = rng.one_in(4).then(|| {
+        let fails_after = rng.pick(&[1000, 1000, 1000, 1000, 5]);
+        Toy::new(rng.next(), rng.between(1, 60) as usize, fails_after)
+    });
     let sampling = SamplingParams {
         temperature: rng.pick(&[0.0, 0.0, 0.7, 1.5]),
         top_k: rng.pick(&[0, 0, 5]),
@@ -98,7 +102,7 @@ fn random_request(rng: &mut Rng, config: &EngineConfig, bases: &[Vec<u32>]) -> R
         min_tokens: rng.pick(&[0, 0, 4]).min(max_tokens),
         max_tokens,
         stop_token_ids: if rng.one_in(3) { vec![rng.below(TOKENIZER_IDS)] } else { vec![] },
-        ignore_eos: rng.one_in(2),
+        ignore_eos: constraint.is_none() && rng.one_in(2),
         // Of two ids, half of all guesses are right.
         allowed_token_ids: rng.one_in(3).then(|| vec![1, 2]),
         logprobs: rng.pick(&[None, None, Some(0), Some(3)]),
@@ -110,6 +114,7 @@ fn random_request(rng: &mut Rng, config: &EngineConfig, bases: &[Vec<u32>]) -> R
         sampling,
         priority: rng.pick(&[0, 0, 0, -1, 3]),
         cache_salt: rng.pick(&[None, None, Some(""), Some("a")]).map(str::to_owned),
+        constraint,
     }
 }
 
@@ -147,12 +152,22 @@ fn run(seed: u64) -> [u64; 7] {
         abort_some(rng, &mut rig);
         if let Some(plan) = rig.plan() {
             steps += 1;
+            let mut jobs = Vec::new();
+            if rng.one_in(2) {
+                rig.engine.lend_masks(&mut |job| jobs.push(job));
+            }
             abort_some(rng, &mut rig);
             rig.engine.check_conservation().unwrap();
             if rng.one_in(8) && asked.len() < n_requests as usize {
                 let request = random_request(rng, &config, &bases);
                 work += config.max_model_len;
                 asked.insert(rig.submit(request.clone()), request);
+            }
+            for mut job in jobs.into_iter().rev() {
+                if !rng.one_in(3) {
+                    job.run();
+                }
+                rig.engine.return_masks(job);
             }
             if fails_at == Some(steps) {
                 let heard = &mut rig.heard;
