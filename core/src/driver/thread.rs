@@ -124,6 +124,8 @@ impl EngineThread {
             if self.overlap {
                 self.state.plan_ahead();
             }
+            let state = &mut self.state;
+            self.masks.finish(&mut |job| state.return_masks(job));
             let turn = flight.wait();
             let state = &mut self.state;
             self.masks.finish(&mut |job| state.return_masks(job));

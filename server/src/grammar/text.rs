@@ -62,7 +62,10 @@ fn form(form: &Form) -> Result<(String, Option<String>), GrammarError> {
             // An escaped dollar is a dollar.
             let is_anchor = regex.ends_with('$') && !regex.ends_with(r"\$");
             let regex = if is_anchor { &regex[..regex.len() - 1] } else { regex };
-            (format!("/{}/", llguidance::regex_to_lark(regex, "")), None)
+            // Two slashes would begin a comment.
+            let lark =
+                if regex.is_empty() { literal("") } else { format!("/{}/", llguidance::regex_to_lark(regex, "")) };
+            (lark, None)
         }
         Form::Choice(texts) => (texts.iter().map(|text| literal(text)).collect::<Vec<_>>().join(" | "), None),
         Form::Grammar(lark) => {

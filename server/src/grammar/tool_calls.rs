@@ -1,6 +1,6 @@
 //! Tool calls as grammars, in each format that the parsers read.
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::{
     Calls, GrammarError,
@@ -13,27 +13,22 @@ fn repeated(calls: &Calls, separator: &str) -> String {
     if calls.many { format!("call ({separator} call)*") } else { "call".into() }
 }
 
-/// `<tool_call>` around `{"name": …, "arguments": …}`.
+/// `<tool_call>` around `{"name": …, "arguments": …}`, spaced as models are trained to. The arguments are a grammar of
+/// their own, because references in a tool's schema start at that schema.
 pub(super) fn hermes(calls: &Calls, specials: &Specials) -> String {
-    let call = |(name, parameters): &(String, Value)| {
-        json!({
-            "type": "object",
-            "properties": {"name": {"const": name}, "arguments": parameters},
-            "required": ["name", "arguments"],
-            "additionalProperties": false,
-        })
-    };
-    let objects: Vec<String> =
-        calls.tools.iter().enumerate().map(|(at, tool)| format!("object_{at}: {}\n", json_of(&call(tool)))).collect();
-    let any: Vec<String> = (0..objects.len()).map(|at| format!("object_{at}")).collect();
+    let any: Vec<String> = (0..calls.tools.len()).map(|at| format!("object_{at}")).collect();
     let (open, close) = (mark("<tool_call>", specials), mark("</tool_call>", specials));
-    let separator = "\"\\n\"?";
-    format!(
-        "calls: {}\ncall: {open} \"\\n\"? ({}) \"\\n\"? {close}\n{}",
-        repeated(calls, separator),
-        any.join(" | "),
-        objects.concat()
-    )
+    let mut lark = format!(
+        "calls: {}\ncall: {open} \"\\n\"? ({}) \"\\n\"? {close}\n",
+        repeated(calls, "\"\\n\"?"),
+        any.join(" | ")
+    );
+    for (at, (name, parameters)) in calls.tools.iter().enumerate() {
+        let head = literal(&format!("{{\"name\": {}, \"arguments\": ", Value::from(name.as_str())));
+        lark.push_str(&format!("object_{at}: {head} arguments_{at} \"}}\"\n"));
+        lark.push_str(&format!("arguments_{at}: {}\n", json_of(parameters)));
+    }
+    lark
 }
 
 fn must(text: &str, specials: &Specials) -> Result<String, GrammarError> {

@@ -1,23 +1,34 @@
 //! Answers that must have a form, made by a model of pure noise.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    io::{Read, Write},
+    path::PathBuf,
+    sync::Arc,
+    time::Instant,
+};
 
 use serde_json::{Value, json};
+use tokenspeed_models::text::{Tokenizer, kimi};
+use tokenspeed_server::text_frontend::{ModelFrontend, TextChoices};
 
 use crate::support::{
     MODEL, Reply, TestServer,
-    client::{events, joined},
+    client::{connect, events, head, joined},
     frontend::ByteFrontend,
     noise,
     schema::fits,
 };
 
+/// So that strings, lists and answers come to an end.
+const LIKELY: &[&str] = &["\"", "}", "]", ",", "0", "<"];
+
 fn start() -> TestServer {
-    noise::server(Arc::new(ByteFrontend), "\"}],0", false)
+    noise::server(Arc::new(ByteFrontend), LIKELY, false)
 }
 
 fn chat(server: &TestServer, fields: Value) -> Reply {
-    let mut body = json!({"model": MODEL, "messages": [{"role": "user", "content": "x"}], "temperature": 1.5, "max_tokens": 2000});
+    let mut body =
+        json!({"model": MODEL, "messages": [{"role": "user", "content": "x"}], "temperature": 1.5, "max_tokens": 2000});
     for (key, value) in fields.as_object().expect("fields") {
         body[key] = value.clone();
     }
@@ -112,7 +123,7 @@ fn random_schema(rng: &mut Rng, depth: u64) -> Value {
 #[test]
 fn noise_fits_random_schemas_with_and_without_guesses() {
     let plain = start();
-    let guessing = noise::server(Arc::new(ByteFrontend), "\"}],0", true);
+    let guessing = noise::server(Arc::new(ByteFrontend), LIKELY, true);
     let rng = &mut Rng(1);
     let mut whole = 0;
     for seed in 0..60 {
@@ -134,7 +145,7 @@ fn case_79_guesses_and_grammar() {
     let schema = json!({"type": "array", "items": {"type": "array", "items": {"enum": [true, 0]}, "minItems": 6, "maxItems": 6},
         "minItems": 8, "maxItems": 20});
     let plain = start();
-    let guessing = noise::server(Arc::new(ByteFrontend), "\"}],0", true);
+    let guessing = noise::server(Arc::new(ByteFrontend), LIKELY, true);
     for seed in 0..10 {
         let fields = json!({"response_format": schema_format(&schema), "seed": seed, "temperature": seed % 2});
         let alone = content(&chat(&plain, fields.clone()));
@@ -154,7 +165,8 @@ fn case_79_guesses_and_grammar() {
 fn cut_off_answers_say_so_and_others_are_not_touched() {
     let server = start();
     let object = json!({"type": "object", "properties": {"a": {"type": "string", "minLength": 50, "maxLength": 60}}, "required": ["a"]});
-    let (text, finish) = content(&chat(&server, json!({"response_format": schema_format(&object), "max_tokens": 20, "seed": 1})));
+    let (text, finish) =
+        content(&chat(&server, json!({"response_format": schema_format(&object), "max_tokens": 20, "seed": 1})));
     assert_eq!(finish, "length");
     assert!(text.trim_start().starts_with('{') && serde_json::from_str::<Value>(&text).is_err(), "{text}");
     // An unconstrained answer is the same beside constrained ones.
@@ -184,7 +196,12 @@ fn a_client_that_leaves_ends_its_request() {
     let schema = json!({"type": "array", "items": {"type": "string"}, "minItems": 1000});
     let body = json!({"model": MODEL, "messages": [{"role": "user", "content": "x"}], "stream": true,
         "response_format": schema_format(&schema), "max_tokens": 4000});
-    drop(crate::support::client::open(server.address, "/v1/chat/completions", &body.to_string()));
+    let mut socket = connect(server.address);
+    let head = head("POST", "/v1/chat/completions", &[("content-type", "application/json")], body.to_string().len());
+    socket.write_all(head.as_bytes()).and_then(|()| socket.write_all(body.to_string().as_bytes())).expect("sent");
+    // The answer has begun.
+    assert!(socket.read(&mut [0; 100]).expect("read") > 0);
+    drop(socket);
     for _ in 0..400 {
         let ready = server.state.loaded().expect("loaded");
         let metrics = ready.loaded.engine.metrics();
@@ -292,7 +309,8 @@ fn case_58_expensive_grammars_do_not_stop_the_others() {
     ] {
         let start = Instant::now();
         let reply = std::thread::scope(|scope| {
-            let hostile = scope.spawn(|| chat(&server, json!({"response_format": schema_format(&schema), "max_tokens": 20})));
+            let hostile =
+                scope.spawn(|| chat(&server, json!({"response_format": schema_format(&schema), "max_tokens": 20})));
             assert_eq!(content(&chat(&server, json!({"max_tokens": 5, "seed": 1}))).1, "length");
             hostile.join().expect("answered")
         });
@@ -333,9 +351,14 @@ fn other_forms_and_their_fields() {
     };
     for fields in [json!({"structured_outputs": {"regex": "^(ab|cd){3}/$"}}), json!({"guided_regex": "(ab|cd){3}/"})] {
         let text = text(complete(fields));
-        assert!(text.len() == 7 && text.ends_with('/') && text[..6].as_bytes().chunks(2).all(|p| p == b"ab" || p == b"cd"));
+        assert!(
+            text.len() == 7 && text.ends_with('/') && text[..6].as_bytes().chunks(2).all(|p| p == b"ab" || p == b"cd")
+        );
     }
-    for fields in [json!({"structured_outputs": {"choice": ["ja", "nein \"n\""]}}), json!({"guided_choice": ["ja", "nein \"n\""]})] {
+    for fields in [
+        json!({"structured_outputs": {"choice": ["ja", "nein \"n\""]}}),
+        json!({"guided_choice": ["ja", "nein \"n\""]}),
+    ] {
         assert!(["ja", "nein \"n\""].contains(&text(complete(fields)).as_str()));
     }
     let lark = "start: \"(\" word (\",\" word)* \")\"\nword: /[a-c]{1,3}/";
@@ -371,7 +394,8 @@ fn other_forms_and_their_fields() {
 #[test]
 fn log_probabilities_are_the_models_own() {
     let server = start();
-    let fields = json!({"structured_outputs": {"choice": ["ab"]}, "logprobs": true, "top_logprobs": 5, "temperature": 0});
+    let fields =
+        json!({"structured_outputs": {"choice": ["ab"]}, "logprobs": true, "top_logprobs": 5, "temperature": 0});
     let reply = chat(&server, fields).json();
     let tokens = reply["choices"][0]["logprobs"]["content"].as_array().expect("a list").clone();
     assert_eq!(tokens.len(), 2);
@@ -379,7 +403,9 @@ fn log_probabilities_are_the_models_own() {
         assert_eq!(token["token"], chosen);
         assert!(token["logprob"].as_f64().expect("a number") < -1.0, "one of 300: {token}");
         let top = token["top_logprobs"].as_array().expect("a list");
-        assert!(top.iter().any(|other| other["token"] != chosen && other["logprob"].as_f64().expect("a number") > -20.0));
+        assert!(
+            top.iter().any(|other| other["token"] != chosen && other["logprob"].as_f64().expect("a number") > -20.0)
+        );
     }
 }
 
@@ -388,6 +414,10 @@ fn tools() -> Value {
         {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {
             "city": {"type": "string", "maxLength": 12}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
             "required": ["city", "days"], "additionalProperties": false}}},
+        {"type": "function", "function": {"name": "note", "parameters": {"type": "object", "properties": {
+            "text": {"type": "string", "description": "what"}, "kind": {"type": "string", "enum": ["a & b", "c"]},
+            "flags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2}}, "required": ["text", "flags"],
+            "additionalProperties": false}}},
         {"type": "function", "function": {"name": "stop_now"}}
     ])
 }
@@ -406,11 +436,11 @@ fn calls(reply: &Reply) -> Vec<(String, Value)> {
             let name = call["function"]["name"].as_str().expect("a name").to_owned();
             let text = call["function"]["arguments"].as_str().expect("text");
             let arguments: Value = serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"));
-            if name == "get_weather" {
-                let schema = &tools()[0]["function"]["parameters"];
-                assert!(fits(&arguments, schema, schema), "{text}");
-            } else {
-                assert_eq!((name.as_str(), &arguments), ("stop_now", &json!({})));
+            let tools = tools();
+            let tool = tools.as_array().expect("a list").iter().find(|tool| tool["function"]["name"] == name.as_str());
+            match tool.expect("a known tool")["function"].get("parameters") {
+                Some(schema) => assert!(fits(&arguments, schema, schema), "{text}"),
+                None => assert_eq!(arguments, json!({})),
             }
             (name, arguments)
         })
@@ -426,7 +456,10 @@ fn case_21_forced_calls_are_made() {
     for seed in 0..8 {
         let required = json!({"tools": tools(), "tool_choice": "required", "seed": seed});
         made += usize::from(!calls(&chat(&server, required.clone())).is_empty());
-        let single = calls(&chat(&server, json!({"tools": tools(), "tool_choice": "required", "seed": seed, "parallel_tool_calls": false})));
+        let single = calls(&chat(
+            &server,
+            json!({"tools": tools(), "tool_choice": "required", "seed": seed, "parallel_tool_calls": false}),
+        ));
         assert!(single.len() <= 1);
         let one = calls(&chat(&server, json!({"tools": tools(), "tool_choice": named, "seed": seed})));
         assert!(one.len() <= 1 && one.iter().all(|(name, _)| name == "get_weather"), "{one:?}");
@@ -453,4 +486,55 @@ fn case_21_forced_calls_are_made() {
     let reply = chat(&server, json!({"tools": bad, "tool_choice": "required"}));
     reply.assert_refused(400, "tool_choice");
     assert!(reply.text().contains("parameters of tool 'f': /properties/a"), "{}", reply.text());
+}
+
+struct KimiNoise {
+    server: TestServer,
+    folder: PathBuf,
+}
+
+impl Drop for KimiNoise {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// Kimi K3's channels over a made-up tokenizer in its published layout.
+fn start_kimi(name: &str) -> KimiNoise {
+    let folder = std::env::temp_dir().join(format!("tokenspeed-http-grammar-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let ids = kimi::tiny_tokenizer(&folder, 512, 3).expect("written");
+    let tokenizer = Arc::new(Tokenizer::from_folder(&folder).expect("read"));
+    let frontend = ModelFrontend::new(tokenizer, vec![ids.eos], TextChoices::default()).expect("a frontend");
+    let likely = ["\"", "}", "]", ",", "0", "<|close|>"];
+    KimiNoise { server: noise::server(Arc::new(frontend), &likely, true), folder }
+}
+
+#[test]
+fn kimi_k3_answers_and_calls_are_enforced_in_its_channels() {
+    let kimi = start_kimi("channels");
+    let schema = case_76_schema();
+    let (mut answers, mut made) = (0, 0);
+    for seed in 0..6 {
+        for thinking in [true, false] {
+            let form = json!({"response_format": schema_format(&schema), "seed": seed, "thinking": thinking});
+            let (text, finish) = content(&chat(&kimi.server, form));
+            answers += usize::from(check(&text, &finish, &schema));
+            let forced = json!({"tools": tools(), "tool_choice": "required", "seed": seed, "thinking": thinking});
+            let single = json!({"parallel_tool_calls": false});
+            let mut one = forced.clone();
+            one.as_object_mut().expect("fields").extend(single.as_object().expect("fields").clone());
+            made += usize::from(!calls(&chat(&kimi.server, forced)).is_empty());
+            assert!(calls(&chat(&kimi.server, one)).len() <= 1);
+        }
+    }
+    assert!(answers >= 8 && made >= 6, "{answers} answers and {made} calls came to an end");
+    // A schema that argument elements cannot express is one JSON object.
+    let tree = json!([{"type": "function", "function": {"name": "get_weather", "parameters": {
+        "$defs": {"n": {"type": "integer", "minimum": 1, "maximum": 9}}, "type": "object", "properties": {
+            "city": {"type": "string", "maxLength": 12}, "days": {"$ref": "#/$defs/n"}},
+        "required": ["city", "days"], "additionalProperties": false}}}]);
+    for seed in 0..4 {
+        calls(&chat(&kimi.server, json!({"tools": tree, "tool_choice": "required", "seed": seed})));
+    }
 }

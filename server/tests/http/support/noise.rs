@@ -60,14 +60,14 @@ impl StepRunner for Noise {
 }
 
 /// A server of noise behind any text rules.
-pub fn server(frontend: Arc<dyn TextFrontend>, likely: &str, guesses: bool) -> TestServer {
+pub fn server(frontend: Arc<dyn TextFrontend>, likely: &[&str], guesses: bool) -> TestServer {
     let vocab_size = frontend.vocab_size();
     let mut engine = EngineConfig::paged(4096, 16, 8 * 256 + 1, vocab_size + PADDING);
     engine.tokenizer_vocab_size = vocab_size;
     engine.eos_ids = frontend.eos_ids().to_vec();
     engine.max_logit_rows += 200;
     engine.speculation = guesses.then_some(SpeculationConfig { draft_max: 7, ngram: 2, branches: 0 });
-    let likely = likely.chars().flat_map(|c| frontend.encode(&c.to_string(), false).expect("encoded")).collect();
+    let likely = likely.iter().flat_map(|text| frontend.encode(text, false).expect("encoded")).collect();
     let runner = Box::new(Noise { vocab_size, likely, logits: Vec::new() });
     let engine = EngineHandle::start(engine, DriverConfig::default(), runner).expect("an engine");
     let server = TestServer::loading(config());
