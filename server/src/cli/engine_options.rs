@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use tokenspeed_core::speculation::DRAFT_MAX;
+use tokenspeed_core::speculation::{BRANCHES_MAX, DRAFT_MAX};
 
 /// How numbers are computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -180,6 +180,9 @@ pub struct EngineOptions {
     /// Guesses per sequence and step, at most [default: 12 from the text, 3 by a model]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(DRAFT_MAX)))]
     pub speculative_num_draft_tokens: Option<u32>,
+    /// Continuations checked beside each other, at most: 1 is a chain of guesses, more make it a tree
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 + i64::from(BRANCHES_MAX)))]
+    pub speculative_eagle_topk: u32,
     /// Tokens that must repeat before a guess is made
     #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16))]
     pub speculative_ngram: u32,

@@ -12,6 +12,7 @@ use tokenspeed_models::{
     config::{ModelConfig, from_eagle3},
     draft_model,
     eagle3::{self, Eagle3Config, Eagle3Weights, Joined},
+    graph::branches,
     loader::{LoadOptions, Model, Notice, Weights},
     text::Tokenizer,
     weights::Checkpoint,
@@ -108,15 +109,28 @@ impl Draft {
         }
     }
 
-    /// The graphs of both, for up to `guesses` a step; `verifies`: the target checks them in a pass of its own.
-    pub fn graphs(&self, target: &Model, guesses: u32, verifies: bool) -> Result<DraftedGraphs, CliError> {
-        let candidates = if verifies { guesses + 1 } else { 0 };
+    /// The graphs of both, for up to `candidates` tokens of a request in a step; `verifies`: the target checks guesses in a
+    /// pass of its own; `branching`: they may be trees.
+    pub fn graphs(
+        &self,
+        target: &Model,
+        candidates: u32,
+        verifies: bool,
+        branching: bool,
+    ) -> Result<DraftedGraphs, CliError> {
+        let candidates = if verifies { candidates } else { 0 };
+        // The draft's own rows of guesses are made again anyway.
+        let of_target = |name: &str| name != "draft";
         match self {
             Self::Small(draft) => {
                 let mut graphs = match target.verifying(candidates) {
                     Some(graphs) if verifies => Vec::from(graphs),
+                    _ if branching => vec![target.graph.clone(), branches::commit(&target.graph, of_target)],
                     _ => vec![target.graph.clone()],
                 };
+                if branching && verifies {
+                    branches::move_branches(&mut graphs[2], of_target);
+                }
                 let draft = draft_model::attach(draft.graph.clone(), &mut graphs);
                 graphs.push(draft);
                 let at = graphs.len() - 1;
@@ -130,6 +144,9 @@ impl Draft {
                 let own_embedding = weights.has_embedding();
                 let options = eagle3::Options { latent: target.kv_dtype, own_embedding };
                 let draft = eagle3::Graphs::attach(config, &mut graphs, options);
+                if let Some(replay) = graphs.replay.as_mut().filter(|_| branching) {
+                    branches::move_branches(replay, of_target);
+                }
                 let mut all = vec![graphs.forward];
                 all.extend(graphs.verify);
                 all.extend(graphs.replay);

@@ -165,6 +165,7 @@ fn refuse_what_needs_a_backend(engine: &EngineOptions) -> Result<(), CliError> {
         ),
         (!ngram && engine.speculative_num_draft_tokens.is_some(), "--speculative-num-draft-tokens"),
         (engine.speculative_ngram != 3, "--speculative-ngram"),
+        (engine.speculative_eagle_topk != 1, "--speculative-eagle-topk"),
         (engine.memory_bytes.is_some(), "--memory"),
         (engine.backend != "reference-cpu", "--backend"),
         (!engine.backend_options.is_empty(), "--backend-option"),

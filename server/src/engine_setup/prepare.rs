@@ -18,7 +18,10 @@ use tokenspeed_core::{
     speculation::{GUESSES_MAX, SpeculationConfig},
     step::StepCapacity,
 };
-use tokenspeed_models::loader::{LoadOptions, Model};
+use tokenspeed_models::{
+    graph::branches,
+    loader::{LoadOptions, Model},
+};
 
 use super::{GenerationDefaults, backend, draft::Draft, experts::ExpertBudget, text};
 use crate::{
@@ -98,7 +101,8 @@ impl Prepared {
         let (graphs, draft) = match draft {
             None => (graphs(&model, &engine)?, None),
             Some(draft) => {
-                let drafted = draft.graphs(&model, options.draft_tokens(), has_state(&model))?;
+                let branches = engine.branch_rows() > 0;
+                let drafted = draft.graphs(&model, engine.candidates(), has_state(&model), branches)?;
                 (drafted.graphs, Some((draft, drafted.passes)))
             }
         };
@@ -154,13 +158,19 @@ impl Prepared {
             step_bytes: step_capacity(&self.engine, self.capacity).bytes() as u64,
             via: None,
         };
+        // Without recurrent states there is no verify pass before it.
+        let replay = (self.engine.branch_rows() > 0 && !has_state(&self.model)).then_some(1);
         let program = match self.draft {
             None => load::load(self.device, &plan, Arc::new(self.model.weights), &mut report),
             Some((draft, [first, next])) => load::load(self.device, &plan, draft.join(self.model.weights), &mut report)
                 .map(|program| program.with_draft(first, next)),
         };
         progress.finish();
-        program.map_err(|e| CliError::new(e.to_string(), "while loading weights", ""))
+        let program = program.map_err(|e| CliError::new(e.to_string(), "while loading weights", ""))?;
+        Ok(match replay {
+            Some(at) => program.with_replay(at),
+            None => program,
+        })
     }
 
     /// Sampling values of the model's own files, unless told to ignore them.
@@ -274,11 +284,18 @@ fn has_state(model: &Model) -> bool {
 fn graphs(model: &Model, engine: &EngineConfig) -> Result<Vec<Graph>, CliError> {
     match &engine.speculation {
         Some(speculation) if has_state(model) => {
-            let candidates = speculation.draft_max + 1;
-            model.verifying(candidates).map(Vec::from).ok_or_else(|| {
+            let graphs = model.verifying(engine.candidates()).ok_or_else(|| {
                 let what = "this model cannot check guesses";
                 CliError::usage(what.to_owned(), "--speculative-algorithm", "leave it out")
-            })
+            });
+            let [forward, verify, mut replay] = graphs?;
+            if speculation.branches > 0 {
+                branches::move_branches(&mut replay, |_| true);
+            }
+            Ok(vec![forward, verify, replay])
+        }
+        Some(speculation) if speculation.branches > 0 => {
+            Ok(vec![model.graph.clone(), branches::commit(&model.graph, |_| true)])
         }
         _ => Ok(vec![model.graph.clone()]),
     }
@@ -385,8 +402,14 @@ fn engine_config(
     let looks_up = shape == Shape::Serve && options.speculative_algorithm == SpeculativeAlgorithm::Ngram;
     if looks_up || draft.is_some() {
         let (draft_max, ngram) = (options.draft_tokens(), options.speculative_ngram);
-        config.speculation = Some(SpeculationConfig { draft_max, ngram });
-        let guesses = GUESSES_MAX.min(max_num_seqs.saturating_mul(draft_max));
+        let branches = options.speculative_eagle_topk - 1;
+        if branches > 0 && !device.branch_rows() {
+            let what = "this backend checks one continuation at a time";
+            return Err(CliError::usage(what, "--speculative-eagle-topk", "give 1, or leave it out"));
+        }
+        config.speculation = Some(SpeculationConfig { draft_max, ngram, branches });
+        let each = config.speculation.map_or(0, |_| config.candidates() - 1);
+        let guesses = GUESSES_MAX.min(max_num_seqs.saturating_mul(each));
         config.max_batch_tokens += guesses;
         config.max_logit_rows += guesses;
     }
@@ -411,7 +434,7 @@ fn capacity(engine: &EngineConfig, shape: Shape) -> Capacity {
     };
     Capacity {
         tokens,
-        rows: engine.max_num_seqs,
+        rows: engine.max_num_seqs + engine.branch_rows(),
         logit_rows,
         table_rows: engine.table_rows,
         blocks_per_row: engine.blocks_per_row,

@@ -25,9 +25,9 @@ use crate::{
 };
 
 const SEED: u64 = 20_260_801;
-const LIMITS: &str = "--max-model-len 256 --max-num-seqs 4";
+pub(crate) const LIMITS: &str = "--max-model-len 256 --max-num-seqs 4";
 
-fn eagle(draft: &models::Folder) -> String {
+pub(crate) fn eagle(draft: &models::Folder) -> String {
     format!("{LIMITS} --speculative-algorithm eagle3 --speculative-draft-model {}", draft.model())
 }
 
@@ -39,14 +39,14 @@ fn target_config() -> kimi::KimiConfig {
 }
 
 /// A Kimi K3 whose text can be guessed, and a draft fitted to it.
-fn fitted_pair() -> (models::Folder, models::Folder) {
+pub(crate) fn fitted_pair() -> (models::Folder, models::Folder) {
     let (target, draft) = (models::kimi(), models::Folder::new("draft"));
     eagle3::tiny::write_target(target.path(), &target_config(), SEED).expect("written");
     eagle3::tiny::fitted(target.path(), draft.path(), 7).expect("fitted");
     (target, draft)
 }
 
-fn random_draft(target: &kimi::KimiConfig) -> models::Folder {
+pub(crate) fn random_draft(target: &kimi::KimiConfig) -> models::Folder {
     let draft = models::Folder::new("random-draft");
     let config = eagle3::Eagle3Config { draft_vocab_size: 200, ..eagle3::tiny::config(target) };
     eagle3::tiny::write(draft.path(), &config, SEED, false).expect("written");
@@ -54,7 +54,7 @@ fn random_draft(target: &kimi::KimiConfig) -> models::Folder {
 }
 
 /// Of every kind: greedy over page boundaries, sampled, penalised, scored, stopped, restricted, and very short ones.
-fn subjects() -> Vec<Request> {
+pub(crate) fn subjects() -> Vec<Request> {
     let mut all =
         vec![greedy(&ids(3, 100), 60), greedy(&ids(4, 63), 40), greedy(&ids(5, 64), 3), greedy(&ids(6, 1), 90)];
     let sampled = SamplingParams {
@@ -72,12 +72,12 @@ fn subjects() -> Vec<Request> {
     all
 }
 
-fn alone(model: &str, requests: &[Request]) -> Vec<Answer> {
+pub(crate) fn alone(model: &str, requests: &[Request]) -> Vec<Answer> {
     let mut plain = Stepper::new(model, &format!("{LIMITS} --no-prefix-cache"));
     requests.iter().flat_map(|r| plain.answers(std::slice::from_ref(r))).collect()
 }
 
-fn assert_same(stepper: &mut Stepper, requests: &[Request], expected: &[Answer], label: &str) {
+pub(crate) fn assert_same(stepper: &mut Stepper, requests: &[Request], expected: &[Answer], label: &str) {
     for (n, (answer, expected)) in stepper.answers(requests).iter().zip(expected).enumerate() {
         assert_eq!(answer.numbers(), expected.numbers(), "{label}: request {n}");
         assert_eq!(answer.reason, expected.reason, "{label}: request {n}");

@@ -23,4 +23,5 @@ mod smollm2;
 mod speculation;
 mod support;
 mod tools;
+mod trees;
 mod usage;
