@@ -108,6 +108,8 @@ mod switch {
         ReplayReadsWhatItWrites: "States are advanced from the slot written, not from the committed one.",
         GuessesPassTheBoundary: "Guesses go on over a page boundary, where a state should have been kept.",
         GuessesOverwriteTheKeptState: "A step that may end off the boundary is planned as if all its guesses were right.",
+        RemovalIsNotAnnounced: "A page is evicted and no event says so.",
+        AnnouncedParentIsWrong: "Every stored page is announced as the first of a text.",
     }
 }
 

@@ -74,6 +74,8 @@ pub struct Metrics {
     pub drafts: [u64; DRAFT_MAX as usize],
     /// Of these, the right ones.
     pub accepted: [u64; DRAFT_MAX as usize],
+    /// Side branches that were checked, and of these, the right ones.
+    pub branches: [u64; 2],
 }
 
 /// Limits that admission checks need.

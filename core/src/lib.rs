@@ -6,6 +6,7 @@ pub mod cache;
 pub mod client;
 pub mod driver;
 pub mod engine;
+pub mod grammar;
 pub mod load;
 pub mod lower;
 mod mailbox;

@@ -8,13 +8,17 @@
 //! unpinned nodes a page always comes before the page it continues. The oldest node is therefore a leaf.
 
 use super::{
-    hash,
+    events::{EventRing, Tier},
+    hash::PageHasher,
     lru::{Lru, NONE},
     namespace::{Namespace, Namespaces},
     pool::{Handle, Page, StateSlot},
     snapshots::{SnapshotRef, Snapshots},
 };
 use crate::bug::seeded;
+
+/// Pages looked up together.
+const LOOK_AHEAD: usize = 16;
 
 /// A cached page, as a number without rights: valid until the next change of the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,6 +87,7 @@ pub struct Evicted {
 #[derive(Debug)]
 pub struct PrefixIndex {
     secret: [u64; 2],
+    hasher: PageHasher,
     page_tokens: usize,
     nodes: Vec<Option<Node>>,
     /// `[node][page_tokens]`.
@@ -93,13 +98,17 @@ pub struct PrefixIndex {
     unpinned: Lru,
     snapshots: Snapshots,
     namespaces: Namespaces,
+    events: EventRing,
+    /// Pages go without an event of their own: one says that all went.
+    is_clearing: bool,
 }
 
 impl PrefixIndex {
-    /// An empty index for at most `max_pages` pages.
-    pub fn new(secret: [u64; 2], page_tokens: u32, max_pages: u32) -> Self {
+    /// An empty index for at most `max_pages` pages, which keeps its last `max_events` events.
+    pub fn new(secret: [u64; 2], page_tokens: u32, max_pages: u32, max_events: u32) -> Self {
         Self {
             secret,
+            hasher: PageHasher::new(secret, page_tokens as usize),
             page_tokens: page_tokens as usize,
             nodes: (0..max_pages).map(|_| None).collect(),
             tokens: vec![0; max_pages as usize * page_tokens as usize],
@@ -108,7 +117,39 @@ impl PrefixIndex {
             unpinned: Lru::new(max_pages),
             snapshots: Snapshots::new(max_pages),
             namespaces: Namespaces::default(),
+            events: EventRing::new(page_tokens, max_events),
+            is_clearing: false,
         }
+    }
+
+    /// What became findable and what stopped being so.
+    pub fn events(&self) -> &EventRing {
+        &self.events
+    }
+
+    /// The cached pages as a reader of all events knows them: place, hash, hash of the page before.
+    pub fn blocks(&self) -> impl Iterator<Item = (Tier, u64, Option<u64>)> + '_ {
+        self.nodes.iter().flatten().map(|node| (Tier::Device, node.hash, self.parent_hash(node.parent)))
+    }
+
+    fn parent_hash(&self, parent: Parent) -> Option<u64> {
+        match parent {
+            Parent::Root(_) => None,
+            Parent::Node(node) => Some(self.node(node).hash),
+        }
+    }
+
+    /// The page at a node can be found.
+    fn announce(&mut self, at: u32, tier: Tier) {
+        let (hash, parent) = (self.node(at).hash, self.node(at).parent);
+        // Salts matter where texts begin: all that continues a page has its salt.
+        let salt = match parent {
+            Parent::Root(namespace) => self.namespaces.salt(namespace),
+            Parent::Node(_) => None,
+        };
+        let parent = if seeded!(AnnouncedParentIsWrong) { None } else { self.parent_hash(parent) };
+        let tokens = &self.tokens[at as usize * self.page_tokens..][..self.page_tokens];
+        self.events.stored(hash, parent, tokens, tier, salt);
     }
 
     /// Join a namespace.
@@ -126,7 +167,7 @@ impl PrefixIndex {
         while hashes.len() < n_pages {
             let parent = hashes.last().copied().unwrap_or(namespace.root);
             let page = &tokens[hashes.len() * self.page_tokens..][..self.page_tokens];
-            hashes.push(hash::extend(self.secret, parent, page));
+            hashes.push(self.hasher.extend(parent, page));
         }
     }
 
@@ -142,10 +183,22 @@ impl PrefixIndex {
         path.clear();
         let max_pages = if seeded!(NothingIsEverFound) { 0 } else { max_pages };
         let mut parent = Parent::Root(namespace.index);
-        for (&hash, page) in hashes.iter().zip(tokens.chunks_exact(self.page_tokens)).take(max_pages) {
-            let Some(node) = self.child(parent, hash, page) else { break };
-            path.push(NodeId(node));
-            parent = Parent::Node(node);
+        let mut pages = tokens.chunks_exact(self.page_tokens).take(max_pages);
+        for hashes in hashes.chunks(LOOK_AHEAD) {
+            // First all reads that do not depend on another page's: the memory answers them at once.
+            let mut found = [NONE; LOOK_AHEAD];
+            for (found, &hash) in found.iter_mut().zip(hashes) {
+                *found = self.buckets[self.bucket(hash)];
+            }
+            for (found, &hash) in found.iter_mut().zip(hashes) {
+                *found = self.skip_to(*found, hash);
+            }
+            for (&found, &hash) in found.iter().zip(hashes) {
+                let Some(page) = pages.next() else { return };
+                let Some(node) = self.child_from(found, parent, hash, page) else { return };
+                path.push(NodeId(node));
+                parent = Parent::Node(node);
+            }
         }
     }
 
@@ -153,16 +206,32 @@ impl PrefixIndex {
         hash as usize & (self.buckets.len() - 1)
     }
 
+    /// The first node of this hash in a bucket, from `at` on.
+    fn skip_to(&self, mut at: u32, hash: u64) -> u32 {
+        while at != NONE {
+            let node = self.node(at);
+            if node.hash == hash {
+                break;
+            }
+            at = node.next_in_bucket;
+        }
+        at
+    }
+
     fn child(&self, parent: Parent, hash: u64, tokens: &[u32]) -> Option<u32> {
-        let mut at = self.buckets[self.bucket(hash)];
+        self.child_from(self.skip_to(self.buckets[self.bucket(hash)], hash), parent, hash, tokens)
+    }
+
+    /// The child among the nodes of this hash from `at` on.
+    fn child_from(&self, mut at: u32, parent: Parent, hash: u64, tokens: &[u32]) -> Option<u32> {
         while at != NONE {
             let node = self.node(at);
             // The tokens and the parent decide; the hash only saves comparing them.
             let has_parent = node.parent == parent || seeded!(PageIsFoundWithoutItsHistory);
-            if node.hash == hash && has_parent && self.tokens_of(at) == tokens {
+            if has_parent && self.tokens_of(at) == tokens {
                 return Some(at);
             }
-            at = node.next_in_bucket;
+            at = self.skip_to(node.next_in_bucket, hash);
         }
         None
     }
@@ -261,6 +330,7 @@ impl PrefixIndex {
         let next_in_bucket = std::mem::replace(&mut self.buckets[bucket], at);
         self.nodes[at as usize] = Some(Node { hash, parent, page: own, pins: 1, children: 0, next_in_bucket });
         self.tokens[at as usize * self.page_tokens..][..self.page_tokens].copy_from_slice(tokens);
+        self.announce(at, Tier::Device);
         Published::New(PageRef { node: at, page })
     }
 
@@ -270,6 +340,16 @@ impl PrefixIndex {
         let at = newest.or(self.unpinned.oldest())?;
         self.unpinned.remove(at);
         Some(self.remove(at))
+    }
+
+    /// Forget everything, none of which may be in use; `gone` gets each page.
+    pub fn clear(&mut self, mut gone: impl FnMut(Evicted)) {
+        self.is_clearing = true;
+        while let Some(evicted) = self.evict() {
+            gone(evicted);
+        }
+        self.is_clearing = false;
+        self.events.cleared();
     }
 
     fn remove(&mut self, at: u32) -> Evicted {
@@ -291,6 +371,9 @@ impl PrefixIndex {
             self.node_mut(before).next_in_bucket = node.next_in_bucket;
         }
         self.free.push(at);
+        if !seeded!(RemovalIsNotAnnounced) && !self.is_clearing {
+            self.events.removed(node.hash, Tier::Device);
+        }
         Evicted { page: node.page, snapshot }
     }
 

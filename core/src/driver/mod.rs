@@ -12,6 +12,7 @@
 mod budget;
 mod device;
 mod inbox;
+mod masks;
 mod outstanding;
 #[cfg(test)]
 mod races;
@@ -141,7 +142,7 @@ impl EngineHandle {
 const MAILBOX_EVENTS_MAX: u32 = 4096;
 
 impl Engine for EngineHandle {
-    fn submit(&self, request: Request) -> Result<EventStream, SubmitError> {
+    fn submit(&self, mut request: Request) -> Result<EventStream, SubmitError> {
         let shared = &self.shared;
         if let Some(why) = shared.dead() {
             return Err(SubmitError::Dead(why));
@@ -150,6 +151,9 @@ impl Engine for EngineHandle {
             return Err(SubmitError::Draining);
         }
         request.validate(&self.config.request_limits()).map_err(|e| SubmitError::Invalid(e.to_string()))?;
+        // The engine appends the answer: room for it is made here, where copying a long prompt delays nobody else.
+        let room = (self.limits.max_model_len as usize).saturating_sub(request.prompt.len());
+        request.prompt.reserve_exact(room.min(request.sampling.max_tokens as usize));
         let most = u64::from(self.config.max_waiting) + u64::from(self.config.max_num_seqs);
         if !shared.outstanding.enter(most) {
             return Err(SubmitError::Overloaded { retry_after_s: 1 });

@@ -88,6 +88,7 @@ fn config(rng: &mut Rng, seed: u64, is_long: bool, mood: Mood) -> EngineConfig {
     config.eos_ids = if rng.one_in(2) { vec![0] } else { vec![0, n_ids - 1] };
     config.prefix_cache = !rng.one_in(6);
     config.secret = [rng.bits(), rng.bits()];
+    config.cache_events = 1 << 12;
     config.max_waiting = if rng.one_in(8) { rng.between(1, 4) } else { 4096 };
     for (stream, feature) in FEATURES.iter().enumerate() {
         let rng = &mut Rng::new(seed, 100 + stream as u64);
@@ -137,7 +138,7 @@ const FEATURES: [Feature; 3] = [
         add: |rng, config| {
             let any = rng.between(1, DRAFT_MAX);
             let draft_max = rng.pick(&[1, any, any, DRAFT_MAX]);
-            config.speculation = Some(SpeculationConfig { draft_max, ngram: rng.between(1, 3) });
+            config.speculation = Some(SpeculationConfig { draft_max, ngram: rng.between(1, 3), branches: 0 });
             config.max_logit_rows += rng.pick(&[0, 20, 100]);
         },
     },

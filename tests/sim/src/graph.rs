@@ -31,6 +31,7 @@ pub fn graph(config: &EngineConfig, pass: Pass) -> Graph {
     match pass {
         Pass::Replay => b.replay(),
         Pass::Forward | Pass::Verify => b.tokens(),
+        Pass::DraftFirst | Pass::DraftNext => unreachable!("draft models are not simulated here"),
     }
     b.g
 }

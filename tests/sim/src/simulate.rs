@@ -9,6 +9,7 @@ mod ending;
 mod passes;
 mod promise;
 mod requests;
+mod told;
 mod variants;
 
 use std::{
@@ -36,6 +37,7 @@ use crate::{
 use boot::{boot, load_faults, sizes};
 use passes::FaultyPass;
 use promise::Promises;
+use told::Told;
 
 /// What a run did.
 #[derive(Clone, Debug, Default)]
@@ -86,6 +88,7 @@ struct Simulation<'s> {
     ears: Ears,
     watch: Watch,
     promises: Promises,
+    told: Told,
     /// Labels to ids, for later turns.
     ids: BTreeMap<u32, RequestId>,
     outcome: Outcome,
@@ -121,6 +124,7 @@ impl<'s> Simulation<'s> {
             registered,
             watch: Watch::new(scenario.config.block_tokens),
             promises: Promises::new(&scenario.config),
+            told: Told::default(),
             ids: BTreeMap::new(),
             outcome: Outcome::default(),
             next_arrival: 0,
@@ -292,6 +296,7 @@ impl<'s> Simulation<'s> {
             self.engine
                 .check_conservation()
                 .map_err(|what| Failure::new(Check::Conservation, format!("tick {tick}: {what}")))?;
+            self.told.read(&self.engine, tick)?;
         }
         Ok(())
     }

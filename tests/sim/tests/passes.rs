@@ -54,7 +54,7 @@ impl Bench {
         (config.max_num_seqs, config.table_rows) = (2, 2);
         let state = ComponentConfig { name: "kda".into(), class: ComponentClass::State, n_blocks: 5 };
         config.components.push(state);
-        config.speculation = Some(SpeculationConfig { draft_max: 3, ngram: 1 });
+        config.speculation = Some(SpeculationConfig { draft_max: 3, ngram: 1, branches: 0 });
         let sizes =
             Sizes { blocks: 8, states: 5, block_tokens: 4, draft_max: 3, chunk_grid: 4, chunk_cap: 100, n_ids: 20 };
         let registered = Registered::new(World::new(sizes));

@@ -3,7 +3,7 @@
 use tokenspeed_backend_api::abi::TS_ERR_DEVICE_LOST;
 use tokenspeed_core::driver::StepRunner;
 
-use super::{FaultyPass, Outcome, Promises, Simulation, boot::boot};
+use super::{FaultyPass, Outcome, Promises, Simulation, Told, boot::boot};
 use crate::{
     check::{Check, Failure, ensure},
     ears::{EarlyEnd, Ears},
@@ -38,6 +38,7 @@ impl Simulation<'_> {
             self.registered = registered;
             (self.watch, self.promises) =
                 (Watch::new(self.scenario.config.block_tokens), Promises::new(&self.scenario.config));
+            self.told = Told::default();
             self.ids.clear();
         }
         Ok(())
