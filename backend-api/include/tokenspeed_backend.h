@@ -167,6 +167,8 @@ typedef struct ts_queue ts_queue;
 
 #define TS_OP_KV_READ 13
 
+#define TS_OP_KV_MOVE 14
+
 #define TS_OP_SLICE 16
 
 #define TS_OP_CONCAT 17

@@ -290,6 +290,7 @@ pub const TS_OP_KV_WRITE: u32 = 10;
 pub const TS_OP_PAGED_ATTENTION: u32 = 11;
 pub const TS_OP_ROW_GATHER: u32 = 12;
 pub const TS_OP_KV_READ: u32 = 13;
+pub const TS_OP_KV_MOVE: u32 = 14;
 pub const TS_OP_SLICE: u32 = 16;
 pub const TS_OP_CONCAT: u32 = 17;
 pub const TS_OP_SIGMOID: u32 = 18;
