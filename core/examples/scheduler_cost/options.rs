@@ -86,7 +86,7 @@ impl Options {
                 other => return Err(format!("unknown option {other}")),
             }
         }
-        if options.running == 0 || options.shared >= options.total || options.shared % BLOCK != 0 {
+        if options.running == 0 || options.shared >= options.total || !options.shared.is_multiple_of(BLOCK) {
             return Err(format!(
                 "--running and --shared are wrong: at least 1, and whole pages of {BLOCK} below --total"
             ));
