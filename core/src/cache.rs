@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 pub mod component;
+pub mod events;
 pub mod hash;
 pub mod index;
 pub mod lease;

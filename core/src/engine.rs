@@ -10,7 +10,9 @@
 
 mod advance;
 mod config;
+mod draft;
 pub mod inspect;
+mod masks;
 mod parts;
 mod replay;
 #[cfg(test)]
@@ -18,6 +20,8 @@ mod tests;
 
 use advance::Taker;
 pub use config::{ComponentClass, ComponentConfig, ConfigError, EngineConfig};
+pub use draft::DraftStep;
+use draft::Drafting;
 use parts::StepParts;
 use replay::Replay;
 
@@ -25,6 +29,7 @@ use crate::{
     bug::seeded,
     cache::memory::{Memory, MemorySize},
     client::{Limits, Metrics},
+    grammar::{Guard, Guide},
     request::{Event, FinishReason, Request, RequestId},
     sampler::{History, Sampler},
     scheduler::{
@@ -69,6 +74,10 @@ pub enum Pass {
     Verify,
     /// Advances the states over the right guesses; no logits.
     Replay,
+    /// The draft model over tokens of the text.
+    DraftFirst,
+    /// The draft model over its own last guess.
+    DraftNext,
 }
 
 /// What the passes of a turn computed, each row-major `[its logit rows, vocab_size]`; empty for a pass that did not run.
@@ -127,6 +136,8 @@ pub struct EngineState {
     /// Second pass of models with recurrent state, and its parameter block.
     verify: Option<(StepParts, StepBuffer)>,
     replay: Replay,
+    /// For guesses by a model.
+    drafting: Option<Drafting>,
     /// Measured, for speculation.
     step_cost: StepCost,
     in_flight: Option<InFlight>,
@@ -142,6 +153,8 @@ struct InFlight {
     n_logit_rows: [u32; 2],
     /// Tokens, if all of them decode.
     decode_only: Option<u32>,
+    /// Of these, on side branches.
+    branch_tokens: u32,
     planned_ns: u64,
 }
 
@@ -157,6 +170,7 @@ struct Counters {
     step_ns: u64,
     drafts: [u64; DRAFT_MAX as usize],
     accepted: [u64; DRAFT_MAX as usize],
+    branches: [u64; 2],
 }
 
 impl Counters {
@@ -190,6 +204,7 @@ impl EngineState {
             states: smallest(ComponentClass::State),
             prefix_cache: config.prefix_cache,
             secret: config.secret,
+            events: config.cache_events,
         });
         let capacity = config.step_capacity();
         let limits = StepLimits {
@@ -203,6 +218,7 @@ impl EngineState {
             chunk_grid: config.chunk_grid(),
             max_model_len: config.max_model_len,
             draft_max: config.speculation.map_or(0, |s| s.draft_max),
+            branch_rows: config.branch_rows(),
             paged_components: config.components_of(ComponentClass::Paged).map(|at| at as u32).collect(),
         };
         Ok(Self {
@@ -212,7 +228,8 @@ impl EngineState {
             sampler: Sampler::new(config.tokenizer_vocab_size),
             parts: StepParts::new(capacity),
             verify: config.verifies().then(|| (StepParts::new(capacity), StepBuffer::new(capacity))),
-            replay: Replay::new(config.verifies().then_some(capacity)),
+            replay: Replay::new((config.verifies() || config.branch_rows() > 0).then_some(capacity)),
+            drafting: config.draft.clone().map(|model| Drafting::new(model, capacity)),
             step_cost: StepCost::default(),
             in_flight: None,
             counters: Counters::default(),
@@ -241,7 +258,7 @@ impl EngineState {
         }
         let id = RequestId(self.next_id);
         self.next_id += 1;
-        let Request { prompt, sampling, priority, cache_salt } = request;
+        let Request { prompt, sampling, priority, cache_salt, constraint } = request;
         let prompt_tokens = prompt.len() as u32;
         let max_len = prompt_tokens.saturating_add(sampling.max_tokens).min(self.config.max_model_len);
         let history = History::new(&sampling, &prompt, (max_len - prompt_tokens) as usize);
@@ -265,7 +282,16 @@ impl EngineState {
             namespace,
             hashes,
             marks: Vec::with_capacity(if self.memory.has_states() { MARKS_MAX } else { 0 }),
-            drafts: Drafts::new(self.config.speculation.as_ref(), max_len),
+            drafts: Drafts::new(self.config.speculation.as_ref(), self.drafting.is_some(), max_len),
+            guide: constraint.map_or(Guide::Free, |constraint| {
+                let guesses_max = self.config.speculation.map_or(0, |s| s.draft_max);
+                Guide::Here(Box::new(Guard::new(
+                    constraint,
+                    self.config.tokenizer_vocab_size,
+                    guesses_max,
+                    max_len - prompt_tokens,
+                )))
+            }),
             cached_tokens: None,
             prompt_logprobs,
             is_started: false,
@@ -343,8 +369,11 @@ impl EngineState {
     /// While a step is in flight, or if `step` was made for a smaller engine.
     pub fn plan(&mut self, now_ns: u64, step: &mut StepBuffer) -> Option<Plan> {
         assert!(self.in_flight.is_none(), "take in the step in flight before planning another");
+        if let Some(drafting) = &mut self.drafting {
+            drafting.settle(now_ns);
+        }
         self.scheduler.plan(&mut self.queues, &mut self.memory, &self.step_cost);
-        let verifies = self.verify.is_some();
+        let verifies = self.verify.is_some() && !seeded!(VerifyWritesTheState);
         let mut plan = self.parts.collect(&mut self.queues, |running| !(verifies && guesses(running)));
         self.sequence += 1;
         plan.sequence = self.sequence;
@@ -353,7 +382,7 @@ impl EngineState {
         if plan.n_rows > 0 {
             step.write(&self.parts.content(self.sequence, std::mem::take(&mut deltas)));
         }
-        if let Some((parts, step)) = &mut self.verify {
+        if let Some((parts, step)) = self.verify.as_mut().filter(|_| verifies) {
             let load = parts.collect(&mut self.queues, guesses);
             if load.n_rows > 0 {
                 step.write(&parts.content(self.sequence, deltas));
@@ -369,7 +398,10 @@ impl EngineState {
         }
         let decode_only = (plan.n_decode_tokens == plan.n_tokens).then_some(plan.n_tokens);
         let (sequence, n_logit_rows) = (plan.sequence, [plan.n_logit_rows, plan.verify.unwrap_or(0)]);
-        self.in_flight = Some(InFlight { sequence, n_logit_rows, decode_only, planned_ns: now_ns });
+        let in_verify =
+            self.verify.as_ref().map_or(0, |(parts, _)| if plan.verify.is_some() { parts.branch_tokens } else { 0 });
+        let branch_tokens = self.parts.branch_tokens + in_verify;
+        self.in_flight = Some(InFlight { sequence, n_logit_rows, decode_only, branch_tokens, planned_ns: now_ns });
         Some(plan)
     }
 
@@ -413,7 +445,8 @@ impl EngineState {
             memory: &mut self.memory,
             sampler: &mut self.sampler,
             counters: &mut self.counters,
-            replay: self.verify.is_some().then_some(&mut self.replay),
+            verifies: self.verify.is_some() && !seeded!(VerifyWritesTheState),
+            replay: &mut self.replay,
             logits,
             deliver,
         };
@@ -422,6 +455,9 @@ impl EngineState {
             *slot = taker.take_in(running);
         }
         self.queues.running.retain(Option::is_some);
+        if let Some(drafting) = &mut self.drafting {
+            drafting.taken_in(&in_flight, &self.counters, now_ns);
+        }
         if let Some(tokens) = in_flight.decode_only {
             if self.replay.is_empty() {
                 self.step_cost.observe(tokens, ns);
@@ -437,6 +473,9 @@ impl EngineState {
         self.in_flight = None;
         self.replay.clear();
         self.scheduler.forget_ahead();
+        if let Some(drafting) = &mut self.drafting {
+            drafting.clear();
+        }
         let mut fail = |counters: &mut Counters, id| {
             counters.fail();
             deliver(id, Event::Failed { message: message.to_owned() });
@@ -513,6 +552,7 @@ impl EngineState {
             step_ns: counters.step_ns,
             drafts: counters.drafts,
             accepted: counters.accepted,
+            branches: counters.branches,
         }
     }
 

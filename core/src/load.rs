@@ -58,7 +58,8 @@ type Places = Vec<Place>;
 /// What to load, decided beforehand.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan<'a> {
-    /// The model's graphs, in the order of [`Pass`]: the forward pass, and the two others if guesses are to be checked.
+    /// The model's graphs, in the order of [`Pass`]: the forward pass, and the two others if guesses are to be checked;
+    /// then those of a draft model, see [`DeviceProgram::with_draft`].
     pub graphs: &'a [&'a Graph],
     /// Their programs.
     pub lowered: &'a [Lowered],
@@ -105,7 +106,8 @@ pub fn load(
         programs.push((records(lowered, places), bindings, bucket));
     }
     let executable = Executable::new(device, programs, via)?;
-    Ok(DeviceProgram { executable, vocab: first.vocab as usize })
+    let vocab = lowered.iter().map(|l| l.vocab as usize).collect();
+    Ok(DeviceProgram { executable, vocab, draft: None, replay: Pass::Replay as usize })
 }
 
 fn load_weights(
@@ -243,7 +245,12 @@ fn record(lowered: &Lowered, index: usize, places: &Places) -> OpRecord {
 #[derive(Debug)]
 pub struct DeviceProgram {
     executable: Executable,
-    vocab: usize,
+    /// Width of the logits of each program.
+    vocab: Vec<usize>,
+    /// Programs of the draft's first and next pass.
+    draft: Option<[usize; 2]>,
+    /// The program that commits guesses.
+    replay: usize,
 }
 
 impl DeviceProgram {
@@ -251,15 +258,48 @@ impl DeviceProgram {
     pub fn via(&self) -> Via {
         self.executable.via()
     }
+
+    /// Say which of the programs are the draft model's first and next pass; they may be one.
+    ///
+    /// # Panics
+    /// If there are no such programs.
+    pub fn with_draft(self, first: usize, next: usize) -> Self {
+        assert!(
+            first.max(next) < self.vocab.len(),
+            "{} programs, the draft's are {first} and {next}",
+            self.vocab.len()
+        );
+        Self { draft: Some([first, next]), ..self }
+    }
+
+    /// Say which of the programs commits guesses, if it is not the third.
+    ///
+    /// # Panics
+    /// If there is no such program.
+    pub fn with_replay(self, replay: usize) -> Self {
+        assert!(replay < self.vocab.len(), "{} programs, the one that commits is {replay}", self.vocab.len());
+        Self { replay, ..self }
+    }
+
+    fn program(&self, pass: Pass) -> usize {
+        let draft = || self.draft.expect("only an engine with a draft model drafts");
+        match pass {
+            Pass::Forward | Pass::Verify => pass as usize,
+            Pass::Replay => self.replay,
+            Pass::DraftFirst => draft()[0],
+            Pass::DraftNext => draft()[1],
+        }
+    }
 }
 
 impl StepRunner for DeviceProgram {
     fn run(&mut self, pass: Pass, step: &[u8], n_logit_rows: u32) -> Result<(), String> {
-        self.executable.run(pass as usize, step, n_logit_rows as usize * self.vocab).map_err(|e| e.to_string())
+        let program = self.program(pass);
+        self.executable.run(program, step, n_logit_rows as usize * self.vocab[program]).map_err(|e| e.to_string())
     }
 
     fn logits(&self, pass: Pass) -> &[f32] {
-        self.executable.logits(pass as usize)
+        self.executable.logits(self.program(pass))
     }
 
     fn status(&self) -> Result<(), String> {

@@ -76,6 +76,14 @@ pub enum RequestError {
         /// The limit.
         max: u64,
     },
+    /// A parameter that contradicts the grammar of the answer.
+    #[error("{parameter} cannot stand together with a grammar: {why}")]
+    NotWithConstraint {
+        /// Name as in [`SamplingParams`].
+        parameter: &'static str,
+        /// Words for the reason.
+        why: &'static str,
+    },
     /// An empty list where one makes no sense.
     #[error("{parameter} must not be empty; leave it out instead")]
     EmptyList {
@@ -91,9 +99,10 @@ impl RequestError {
             Self::EmptyPrompt => RequestErrorKind::EmptyPrompt,
             Self::PromptTooLong { .. } | Self::NoRoomToGenerate { .. } => RequestErrorKind::ContextLength,
             Self::TokenOutOfRange { .. } => RequestErrorKind::TokenOutOfRange,
-            Self::OutOfRange { .. } | Self::TooLarge { .. } | Self::EmptyList { .. } => {
-                RequestErrorKind::InvalidParameter
-            }
+            Self::OutOfRange { .. }
+            | Self::TooLarge { .. }
+            | Self::EmptyList { .. }
+            | Self::NotWithConstraint { .. } => RequestErrorKind::InvalidParameter,
         }
     }
 
@@ -104,7 +113,8 @@ impl RequestError {
             Self::TokenOutOfRange { parameter, .. }
             | Self::OutOfRange { parameter, .. }
             | Self::TooLarge { parameter, .. }
-            | Self::EmptyList { parameter } => parameter,
+            | Self::EmptyList { parameter }
+            | Self::NotWithConstraint { parameter, .. } => parameter,
         }
     }
 }
@@ -170,6 +180,10 @@ impl Request {
             return Err(RequestError::NoRoomToGenerate { prompt_tokens, context_tokens });
         }
         sampling.validate()?;
+        if self.constraint.is_some() && sampling.ignore_eos {
+            let why = "an answer ends where its grammar does";
+            return Err(RequestError::NotWithConstraint { parameter: "ignore_eos", why });
+        }
         let vocab_size = limits.vocab_size;
         let known =
             |parameter, ids: &mut dyn Iterator<Item = u32>| match ids.enumerate().find(|&(_, id)| id >= vocab_size) {

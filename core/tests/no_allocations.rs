@@ -8,6 +8,7 @@ use std::{
 
 use tokenspeed_core::{
     engine::{ComponentClass, ComponentConfig, EngineConfig, EngineState, Logits},
+    grammar::{Constraint, ConstraintError, MaskJob, TokenMask},
     request::{Event, Request, SamplingParams},
     speculation::SpeculationConfig,
 };
@@ -158,4 +159,69 @@ fn steady_decoding(states: Option<u32>, guesses: u32) -> u64 {
         engine.check_conservation().unwrap();
     }
     engine.metrics().accepted.iter().sum()
+}
+
+/// Every third token, another third after each.
+#[derive(Debug)]
+struct Thirds(u32);
+
+impl Constraint for Thirds {
+    fn mask(&mut self, mask: &mut TokenMask) -> Result<(), ConstraintError> {
+        (0..mask.vocab_size()).filter(|id| (id + self.0).is_multiple_of(3)).for_each(|id| mask.allow(id));
+        Ok(())
+    }
+    fn accept(&mut self, id: u32) -> Result<(), ConstraintError> {
+        assert!((id + self.0).is_multiple_of(3));
+        self.0 += 1;
+        Ok(())
+    }
+    fn roll_back(&mut self, n: usize) -> Result<(), ConstraintError> {
+        self.0 -= n as u32;
+        Ok(())
+    }
+    fn count_allowed(&mut self, ids: &[u32]) -> Result<usize, ConstraintError> {
+        Ok((self.0..).zip(ids).take_while(|(n, id)| (*id + n).is_multiple_of(3)).count())
+    }
+    fn is_complete(&self) -> bool {
+        false
+    }
+    fn fresh(&self) -> Box<dyn Constraint> {
+        Box::new(Thirds(0))
+    }
+}
+
+#[test]
+fn masks_are_reserved_when_a_request_is_submitted() {
+    const REQUESTS: u32 = 8;
+    const VOCABULARY: usize = 1000;
+    let mut engine = EngineState::new(EngineConfig::paged(448, 16, 64 * 28 + 1, VOCABULARY as u32)).unwrap();
+    let mut step = engine.new_step_buffer();
+    for seed in 0..u64::from(REQUESTS) {
+        let sampling = SamplingParams { max_tokens: 200, seed, ..SamplingParams::default() };
+        let constraint: Option<Box<dyn Constraint>> = Some(Box::new(Thirds(0)));
+        engine.submit(Request { prompt: vec![1; 100], sampling, constraint, ..Request::default() }, 0).unwrap();
+    }
+    let logits = vec![0.5f32; VOCABULARY * REQUESTS as usize];
+    let mut jobs: Vec<MaskJob> = Vec::with_capacity(REQUESTS as usize);
+    let (mut n_steady, mut n_tokens) = (0, 0u32);
+    loop {
+        let before = allocations();
+        let Some(plan) = engine.plan(0, &mut step) else { break };
+        engine.lend_masks(&mut |job| jobs.push(job));
+        jobs.iter_mut().for_each(MaskJob::run);
+        jobs.drain(..).for_each(|job| engine.return_masks(job));
+        let is_steady = plan.n_decode_tokens == REQUESTS;
+        let used = plan.n_logit_rows as usize * VOCABULARY;
+        let mut has_ended = false;
+        engine.advance(0, plan, &logits[..used], &mut |_, event| match event {
+            Event::Token { .. } => n_tokens += 1,
+            Event::Finished { .. } | Event::Failed { .. } => has_ended = true,
+            Event::Started { .. } => {}
+        });
+        if is_steady && !has_ended {
+            assert_eq!(allocations() - before, 0, "steady step {n_steady}");
+            n_steady += 1;
+        }
+    }
+    assert!(n_steady > 190 && n_tokens == 200 * REQUESTS, "{n_steady} steady steps, {n_tokens} tokens");
 }

@@ -8,6 +8,7 @@ pub mod engine_setup;
 pub mod error;
 pub mod frontend;
 pub mod generation;
+pub mod grammar;
 pub mod http;
 pub mod log;
 pub mod progress;

@@ -8,6 +8,7 @@
 //! unpinned nodes a page always comes before the page it continues. The oldest node is therefore a leaf.
 
 use super::{
+    events::{EventRing, Tier},
     hash::PageHasher,
     lru::{Lru, NONE},
     namespace::{Namespace, Namespaces},
@@ -97,11 +98,14 @@ pub struct PrefixIndex {
     unpinned: Lru,
     snapshots: Snapshots,
     namespaces: Namespaces,
+    events: EventRing,
+    /// Pages go without an event of their own: one says that all went.
+    is_clearing: bool,
 }
 
 impl PrefixIndex {
-    /// An empty index for at most `max_pages` pages.
-    pub fn new(secret: [u64; 2], page_tokens: u32, max_pages: u32) -> Self {
+    /// An empty index for at most `max_pages` pages, which keeps its last `max_events` events.
+    pub fn new(secret: [u64; 2], page_tokens: u32, max_pages: u32, max_events: u32) -> Self {
         Self {
             secret,
             hasher: PageHasher::new(secret, page_tokens as usize),
@@ -113,7 +117,39 @@ impl PrefixIndex {
             unpinned: Lru::new(max_pages),
             snapshots: Snapshots::new(max_pages),
             namespaces: Namespaces::default(),
+            events: EventRing::new(page_tokens, max_events),
+            is_clearing: false,
         }
+    }
+
+    /// What became findable and what stopped being so.
+    pub fn events(&self) -> &EventRing {
+        &self.events
+    }
+
+    /// The cached pages as a reader of all events knows them: place, hash, hash of the page before.
+    pub fn blocks(&self) -> impl Iterator<Item = (Tier, u64, Option<u64>)> + '_ {
+        self.nodes.iter().flatten().map(|node| (Tier::Device, node.hash, self.parent_hash(node.parent)))
+    }
+
+    fn parent_hash(&self, parent: Parent) -> Option<u64> {
+        match parent {
+            Parent::Root(_) => None,
+            Parent::Node(node) => Some(self.node(node).hash),
+        }
+    }
+
+    /// The page at a node can be found.
+    fn announce(&mut self, at: u32, tier: Tier) {
+        let (hash, parent) = (self.node(at).hash, self.node(at).parent);
+        // Salts matter where texts begin: all that continues a page has its salt.
+        let salt = match parent {
+            Parent::Root(namespace) => self.namespaces.salt(namespace),
+            Parent::Node(_) => None,
+        };
+        let parent = if seeded!(AnnouncedParentIsWrong) { None } else { self.parent_hash(parent) };
+        let tokens = &self.tokens[at as usize * self.page_tokens..][..self.page_tokens];
+        self.events.stored(hash, parent, tokens, tier, salt);
     }
 
     /// Join a namespace.
@@ -294,6 +330,7 @@ impl PrefixIndex {
         let next_in_bucket = std::mem::replace(&mut self.buckets[bucket], at);
         self.nodes[at as usize] = Some(Node { hash, parent, page: own, pins: 1, children: 0, next_in_bucket });
         self.tokens[at as usize * self.page_tokens..][..self.page_tokens].copy_from_slice(tokens);
+        self.announce(at, Tier::Device);
         Published::New(PageRef { node: at, page })
     }
 
@@ -303,6 +340,16 @@ impl PrefixIndex {
         let at = newest.or(self.unpinned.oldest())?;
         self.unpinned.remove(at);
         Some(self.remove(at))
+    }
+
+    /// Forget everything, none of which may be in use; `gone` gets each page.
+    pub fn clear(&mut self, mut gone: impl FnMut(Evicted)) {
+        self.is_clearing = true;
+        while let Some(evicted) = self.evict() {
+            gone(evicted);
+        }
+        self.is_clearing = false;
+        self.events.cleared();
     }
 
     fn remove(&mut self, at: u32) -> Evicted {
@@ -324,6 +371,9 @@ impl PrefixIndex {
             self.node_mut(before).next_in_bucket = node.next_in_bucket;
         }
         self.free.push(at);
+        if !seeded!(RemovalIsNotAnnounced) && !self.is_clearing {
+            self.events.removed(node.hash, Tier::Device);
+        }
         Evicted { page: node.page, snapshot }
     }
 

@@ -23,6 +23,8 @@ pub struct MemorySize {
     pub prefix_cache: bool,
     /// Keys the prefix hash.
     pub secret: [u64; 2],
+    /// Block events kept; 0 = none are made.
+    pub events: u32,
 }
 
 /// The pools and the prefix index.
@@ -35,6 +37,8 @@ pub struct Memory {
     pub(super) reuses_prefixes: bool,
     /// Grows whenever something became available; lets a blocked admission wait for a change.
     pub(super) releases: u64,
+    /// By page: whether all its rows in the draft's component are written.
+    drafted: Vec<bool>,
     /// The reusable pages.
     pub index: PrefixIndex,
 }
@@ -49,7 +53,8 @@ impl Memory {
             states: size.states.map(|n| Pool::new(u32::from(!seeded!(ScratchSlotIsHandedOut)), n.max(1))),
             reuses_prefixes: size.prefix_cache,
             releases: 0,
-            index: PrefixIndex::new(size.secret, size.page_tokens, size.pages),
+            drafted: vec![false; size.pages.max(1) as usize],
+            index: PrefixIndex::new(size.secret, size.page_tokens, size.pages, size.events),
         }
     }
 
@@ -65,11 +70,26 @@ impl Memory {
 
     /// A page for writing: a free one, else the one cached and unused for longest.
     pub fn take_page(&mut self) -> Option<Handle<Page>> {
-        if let Some(page) = self.pages.take() {
-            return Some(page);
-        }
-        let evicted = self.index.evict()?;
-        Some(self.without_snapshot(evicted))
+        let page = match self.pages.take() {
+            Some(page) => page,
+            None => {
+                let evicted = self.index.evict()?;
+                self.without_snapshot(evicted)
+            }
+        };
+        self.drafted[page.index() as usize] = false;
+        Some(page)
+    }
+
+    /// All rows of a page are written in the draft's component. They depend on the page's tokens and those before, as all
+    /// its rows do, so this holds for everybody who finds the page, until it is taken for writing again.
+    pub fn mark_drafted(&mut self, page: u32) {
+        self.drafted[page as usize] = true;
+    }
+
+    /// Whether a draft model can go on behind this page without computing it.
+    pub fn is_drafted(&self, page: u32) -> bool {
+        self.drafted[page as usize]
     }
 
     /// The page of what left the index; a state that went with it becomes free.
@@ -146,14 +166,16 @@ impl Memory {
 
     /// Free every page that is cached and not in use; returns how many.
     pub fn flush(&mut self) -> u32 {
-        let mut n = 0;
-        while let Some(evicted) = self.index.evict() {
-            let page = self.without_snapshot(evicted);
-            self.pages.give(page);
-            n += 1;
-        }
+        let free = self.pages.n_free();
+        let Self { index, pages, states, .. } = self;
+        index.clear(|evicted| {
+            pages.give(evicted.page);
+            if let (Some(slot), Some(states)) = (evicted.snapshot, states.as_mut()) {
+                states.give(slot);
+            }
+        });
         self.releases += 1;
-        n
+        self.pages.n_free() - free
     }
 
     /// (used by requests or the cache, only cached, all) pages.

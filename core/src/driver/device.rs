@@ -24,7 +24,7 @@ pub(super) struct Turn {
     pub runner: Box<dyn StepRunner>,
     /// Of the forward pass.
     pub step: StepBuffer,
-    /// Of a verify or replay pass.
+    /// Of any other pass.
     second: StepBuffer,
     /// Passes to run, in order, with their rows of logits.
     passes: [Option<(Pass, u32)>; 2],
@@ -57,10 +57,10 @@ impl Turn {
         self.passes = [forward, verify];
     }
 
-    /// Replay this block.
-    pub fn set_replay(&mut self, step: &StepBuffer) {
+    /// One pass behind the turn's own: a replay, or a draft's.
+    pub fn set_pass(&mut self, pass: Pass, step: &StepBuffer, n_logit_rows: u32) {
         self.second.copy_from(step);
-        self.passes = [Some((Pass::Replay, 0)), None];
+        self.passes = [Some((pass, n_logit_rows)), None];
     }
 
     fn run(&mut self) {

@@ -12,6 +12,10 @@
 mod budget;
 mod device;
 mod inbox;
+mod masks;
+mod outstanding;
+#[cfg(test)]
+mod races;
 mod thread;
 
 use std::{
@@ -28,6 +32,7 @@ use crate::{
     request::{Request, RequestId},
 };
 use inbox::{Command, Inbox};
+use outstanding::Outstanding;
 
 /// Runs one step on a device.
 pub trait StepRunner: Send {
@@ -60,8 +65,7 @@ impl Default for DriverConfig {
 struct Shared {
     inbox: Inbox,
     metrics: Mutex<Metrics>,
-    /// Requests submitted and not yet ended.
-    outstanding: AtomicU64,
+    outstanding: Outstanding,
     draining: AtomicBool,
     dead: Mutex<Option<String>>,
     /// Nanoseconds since `epoch` when the step in flight began; 0 = none.
@@ -116,9 +120,9 @@ impl EngineHandle {
         let state = EngineState::new(config.clone())?;
         let limits = state.limits();
         let shared = Arc::new(Shared {
-            inbox: Inbox::default(),
+            inbox: Inbox::new(),
             metrics: Mutex::new(state.metrics()),
-            outstanding: AtomicU64::new(0),
+            outstanding: Outstanding::default(),
             draining: AtomicBool::new(false),
             dead: Mutex::new(None),
             step_began_ns: AtomicU64::new(0),
@@ -151,8 +155,7 @@ impl Engine for EngineHandle {
         let room = (self.limits.max_model_len as usize).saturating_sub(request.prompt.len());
         request.prompt.reserve_exact(room.min(request.sampling.max_tokens as usize));
         let most = u64::from(self.config.max_waiting) + u64::from(self.config.max_num_seqs);
-        if shared.outstanding.fetch_add(1, Ordering::AcqRel) >= most {
-            shared.outstanding.fetch_sub(1, Ordering::AcqRel);
+        if !shared.outstanding.enter(most) {
             return Err(SubmitError::Overloaded { retry_after_s: 1 });
         }
         let ticket = RequestId(self.next_ticket.fetch_add(1, Ordering::Relaxed));

@@ -11,6 +11,7 @@ use super::{
     budget::StepBudget,
     device::{DeviceThread, Failure, Turn},
     inbox::Command,
+    masks::MaskThreads,
 };
 use crate::{
     client::Mailbox,
@@ -58,6 +59,7 @@ pub(super) fn main(
         overlap,
         budget: StepBudget::new(target_ms),
         routes: Routes::default(),
+        masks: MaskThreads::new(),
         shared: Arc::clone(&shared),
         state,
     };
@@ -90,6 +92,7 @@ struct EngineThread {
     overlap: bool,
     budget: StepBudget,
     routes: Routes,
+    masks: MaskThreads,
 }
 
 impl EngineThread {
@@ -116,10 +119,16 @@ impl EngineThread {
             let (decode, prefill) = (plan.n_decode_tokens, plan.n_tokens - plan.n_decode_tokens);
             turn.set_plan(&plan, &self.state);
             let flight = self.device.launch(turn);
+            let masks = &mut self.masks;
+            self.state.lend_masks(&mut |job| masks.begin(job));
             if self.overlap {
                 self.state.plan_ahead();
             }
+            let state = &mut self.state;
+            self.masks.finish(&mut |job| state.return_masks(job));
             let turn = flight.wait();
+            let state = &mut self.state;
+            self.masks.finish(&mut |job| state.return_masks(job));
             let now_ns = self.shared.now_ns();
             let turn = match &turn.outcome {
                 Ok(()) => self.take_in(now_ns, plan, turn),
@@ -146,16 +155,28 @@ impl EngineThread {
         }
     }
 
-    /// Take in a step that has run, and replay what it proved right.
+    /// Take in a step that has run, replay what it proved right, and let the draft model guess on.
     fn take_in(&mut self, now_ns: u64, plan: Plan, mut turn: Box<Turn>) -> Box<Turn> {
         let routes = &mut self.routes;
         let verify = if plan.verify.is_some() { turn.runner.logits(Pass::Verify) } else { &[] };
         let forward = if plan.n_rows > 0 { turn.runner.logits(Pass::Forward) } else { &[] };
         self.state.advance(now_ns, plan, Logits { forward, verify }, &mut |id, event| routes.deliver(id, event));
-        let Some(replay) = self.state.replay_step() else { return turn };
-        turn.set_replay(replay);
-        let turn = self.device.launch(turn).wait();
-        self.state.replayed(self.shared.now_ns());
+        if let Some(replay) = self.state.replay_step() {
+            turn.set_pass(Pass::Replay, replay, 0);
+            turn = self.device.launch(turn).wait();
+            self.state.replayed(self.shared.now_ns());
+        }
+        // Guesses for the next turn.
+        while turn.outcome.is_ok()
+            && let Some(draft) = self.state.draft_step(self.shared.now_ns())
+        {
+            let pass = draft.pass;
+            turn.set_pass(pass, draft.step, draft.n_logit_rows);
+            turn = self.device.launch(turn).wait();
+            if turn.outcome.is_ok() {
+                self.state.drafted(self.shared.now_ns(), turn.runner.logits(pass));
+            }
+        }
         turn
     }
 
@@ -193,7 +214,7 @@ impl EngineThread {
 
     fn publish(&mut self) {
         let ended = std::mem::take(&mut self.routes.ended);
-        self.shared.outstanding.fetch_sub(ended, Ordering::AcqRel);
+        self.shared.outstanding.leave(ended);
         *self.shared.metrics.lock().unwrap_or_else(PoisonError::into_inner) = self.state.metrics();
     }
 }

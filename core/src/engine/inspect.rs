@@ -1,7 +1,11 @@
 //! What the engine holds, for simulators and debug endpoints: reads, decides nothing.
 
 use super::EngineState;
-use crate::{request::RequestId, scheduler::queue::Running};
+use crate::{
+    cache::events::{EventRing, Tier},
+    request::RequestId,
+    scheduler::queue::Running,
+};
 
 /// Where a request that holds memory stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +66,16 @@ impl EngineState {
             let (body, active) = running.parts();
             active.lease.states().map(|slot| (body.id, slot))
         })
+    }
+
+    /// What became findable in the prefix cache and what stopped being so.
+    pub fn cache_events(&self) -> &EventRing {
+        self.memory.index.events()
+    }
+
+    /// What a reader of all [`EngineState::cache_events`] knows: place, hash, hash of the page before.
+    pub fn cached_blocks(&self) -> impl Iterator<Item = (Tier, u64, Option<u64>)> + '_ {
+        self.memory.index.blocks()
     }
 
     /// Cache namespaces with requests or cached pages.

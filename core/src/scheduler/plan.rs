@@ -50,8 +50,31 @@ pub struct StepLimits {
     pub max_model_len: u32,
     /// Guesses per request, 0 = no speculation.
     pub draft_max: u32,
+    /// Rows of side branches in one step.
+    pub branch_rows: u32,
     /// Numbers of the paged components.
     pub paged_components: Vec<u32>,
+}
+
+impl StepLimits {
+    /// Most guesses of a decoding request in its next step.
+    pub fn guesses_max(&self, body: &Body, active: &Active, memory: &Memory) -> u32 {
+        // The token after the last right guess is always sampled too.
+        let most = (body.max_len - body.len()).saturating_sub(1).min(self.draft_max);
+        if !memory.has_states() || seeded!(GuessesPassTheBoundary) {
+            return most;
+        }
+        // A turn ends on every page boundary it reaches, so that the state there can be kept.
+        let to_boundary = memory.page_tokens() - active.computed % memory.page_tokens();
+        most.min(to_boundary - (body.len() - active.computed).min(to_boundary))
+    }
+
+    /// Most guesses of all requests together, beside `n_decode` that decode. A chunk on the grid, with logits of all its
+    /// tokens, is always left for prefill.
+    pub fn guesses_of_all(&self, n_decode: u32) -> u32 {
+        let spare = (self.max_logit_rows - self.max_num_seqs).min(self.max_batch_tokens - n_decode);
+        spare.saturating_sub(self.chunk_grid)
+    }
 }
 
 /// Chooses steps; remembers only why the head of the queue could not be admitted.
@@ -115,6 +138,11 @@ impl Scheduler {
         }
     }
 
+    /// As given.
+    pub fn limits(&self) -> &StepLimits {
+        &self.limits
+    }
+
     /// Tokens wanted per step from now on.
     pub fn set_step_tokens(&mut self, tokens: u32) {
         self.step_tokens = tokens;
@@ -138,7 +166,7 @@ impl Scheduler {
                 is_begun = true;
                 active.start(share, memory, 0);
             }
-            self.announce_renumbered(active);
+            self.announce_renumbered(active, memory);
         }
         let mut budget = match left {
             Some(budget) if is_begun => budget,
@@ -208,7 +236,8 @@ impl Scheduler {
     }
 
     /// Tell the device of pages that turned out to be cached already.
-    fn announce_renumbered(&mut self, active: &mut Active) {
+    fn announce_renumbered(&mut self, active: &mut Active, memory: &Memory) {
+        active.recheck_drafted(memory);
         while let Some(index) = active.lease.next_renumbered() {
             if !seeded!(RenumberedPageIsNotAnnounced) {
                 self.announce(active, index);
@@ -223,21 +252,19 @@ impl Scheduler {
         for running in queues.running.iter_mut().flatten() {
             if let Running::Decoding(sequence) = running {
                 let (body, active) = sequence.parts_mut();
-                // The token after the last right guess is always sampled too.
-                let mut most = (body.max_len - body.len()).saturating_sub(1).min(limits.draft_max);
-                if memory.has_states() {
-                    // A turn ends on every page boundary it reaches, so that the state there can be kept.
-                    let to_boundary = memory.page_tokens() - active.computed % memory.page_tokens();
-                    most = most.min(to_boundary - (body.len() - active.computed).min(to_boundary));
+                body.drafts.propose(&body.tokens, limits.guesses_max(body, active, memory));
+                if let Some(guard) = body.guide.guard() {
+                    // What the grammar forbids is not worth a row.
+                    let n_allowed = guard.count_allowed(&body.drafts.ids);
+                    body.drafts.truncate(n_allowed);
+                    // Its masks follow the chain.
+                    body.drafts.branches.clear();
                 }
-                body.drafts.propose(&body.tokens, most);
                 let (chance, offered) = (body.drafts.record.chance(), body.drafts.len());
                 self.offers.push(Offer { chance, offered, width: 0 });
             }
         }
-        // A chunk on the grid, with logits of all its tokens, is always left for prefill.
-        let spare = (limits.max_logit_rows - limits.max_num_seqs).min(limits.max_batch_tokens - n_decode);
-        let total = spare.saturating_sub(limits.chunk_grid);
+        let total = limits.guesses_of_all(n_decode);
         width::choose(&mut self.offers, total, cost);
         let mut left = total;
         let mut offers = self.offers.iter();
@@ -245,15 +272,45 @@ impl Scheduler {
             if let Running::Decoding(sequence) = running {
                 let offer = offers.next().expect("one per decoding request");
                 let drafts = &mut sequence.body.drafts;
-                let mut width = offer.width;
+                let mut width = if drafts.are_paid() { offer.offered } else { offer.width };
                 if width == 0 && offer.offered > 0 && drafts.record.is_due() {
                     width = 1;
                 }
-                drafts.ids.truncate(width.min(left) as usize);
+                drafts.truncate(width.min(left) as usize);
                 left -= drafts.len();
             }
         }
+        if limits.branch_rows > 0 {
+            left -= self.branch(queues, n_decode + total - left, left, cost);
+        }
         total - left
+    }
+
+    /// Keep the branches that pay, beside `n` tokens that decode and are guessed, with room for `left` more; returns how
+    /// many tokens they add.
+    fn branch(&self, queues: &mut Queues, n: u32, left: u32, cost: &StepCost) -> u32 {
+        let (mut rows, mut tokens) = (0, 0);
+        let mut expected = width::expected(&self.offers);
+        for running in queues.running.iter_mut().flatten() {
+            let Running::Decoding(sequence) = running else { continue };
+            let own = sequence.body.len() - sequence.active().computed;
+            let drafts = &mut sequence.body.drafts;
+            let (mut kept, mut of_request) = (0, 0);
+            for (at, branch) in drafts.branches.open().iter().enumerate() {
+                let n_tokens = own + branch.depth();
+                let gain = drafts.branches.gain(at, drafts.record.chance());
+                let fits = rows < self.limits.branch_rows
+                    && tokens + n_tokens <= left
+                    && drafts.len() + own + of_request + n_tokens <= 2 * (self.limits.draft_max + 1);
+                if !fits || !width::pays(gain, n_tokens, n + tokens, expected, cost) {
+                    break;
+                }
+                (rows, tokens, of_request) = (rows + 1, tokens + n_tokens, of_request + n_tokens);
+                (kept, expected) = (at + 1, expected + gain);
+            }
+            drafts.branches.truncate(kept);
+        }
+        tokens
     }
 
     fn plan_running(&mut self, at: usize, when: When, queues: &mut Queues, memory: &mut Memory, budget: &mut Budget) {
@@ -274,7 +331,12 @@ impl Scheduler {
                 let n_kept = if seeded!(GuessesTakeOthersPages) { 0 } else { n_behind };
                 let n_spare = memory.n_available().saturating_sub(n_kept);
                 let room = (active.lease.n_pages() + n_spare) * memory.page_tokens();
-                body.drafts.ids.truncate(room.saturating_sub(wanted) as usize);
+                body.drafts.truncate(room.saturating_sub(wanted) as usize);
+                let n_branch = body.drafts.branch_tokens(wanted - computed);
+                let most = room.min(memory.pages_of(body.max_len) * memory.page_tokens());
+                if wanted + body.drafts.len() + n_branch > most {
+                    body.drafts.branches.clear();
+                }
                 let is_left = budget.tokens > 0 || !seeded!(DecodingWaitsForPrefill);
                 if is_left { wanted - computed + body.drafts.len() } else { 0 }
             } else {
@@ -291,7 +353,8 @@ impl Scheduler {
                 break;
             }
             let end = computed + n_tokens - u32::from(seeded!(PageAtTheBoundaryIsForgotten));
-            let n_pages = memory.pages_of(with_tail(end, wanted, memory));
+            let n_branch = body.drafts.branch_tokens(wanted - computed);
+            let n_pages = memory.pages_of(with_tail(end, wanted, memory) + n_branch);
             if n_pages - active.lease.n_pages().min(n_pages) <= memory.n_available() {
                 self.grow(active, memory, n_pages);
                 let share = self.share(&outlook, body.prompt_tokens, n_tokens, budget);
@@ -416,6 +479,7 @@ impl Scheduler {
                 Waiting::Preempted(sequence) => sequence.admit(lease, computed),
             };
             let (body, active) = sequence.parts_mut();
+            active.find_drafted(memory);
             for index in 0..if seeded!(FoundPagesAreNotAnnounced) { 0 } else { n_found } {
                 self.announce(active, index);
             }

@@ -21,6 +21,7 @@
 use crate::{
     bug::seeded,
     cache::{lease::Lease, memory::Memory, namespace::Namespace},
+    grammar::Guide,
     request::{RequestId, SamplingParams, TokenLogprobs, Usage},
     sampler::History,
     scheduler::marks::Mark,
@@ -55,6 +56,8 @@ pub struct Body {
     pub marks: Vec<Mark>,
     /// Guesses being checked in the planned step, and what they are made from; nothing for requests that do not speculate.
     pub drafts: Drafts,
+    /// What its answer must look like, and the masks of its rows.
+    pub(crate) guide: Guide,
     /// Prompt tokens found in the cache at first admission.
     pub cached_tokens: Option<u32>,
     /// Reports so far, if asked for; entry i is about prompt token i + 1.
@@ -114,6 +117,8 @@ pub struct Active {
     pub lease: Lease,
     /// Tokens whose cache rows are written (by completed steps).
     pub computed: u32,
+    /// Tokens whose rows in the draft's component are written.
+    pub drafted: u32,
     /// Tokens of the step in flight, 0 if it is not part of one.
     pub planned: u32,
     /// Its first row of logits in the step in flight.
@@ -130,7 +135,8 @@ impl Active {
         self.planned = share.n_tokens;
         self.n_prompt_logit_rows = share.n_prompt_logit_rows;
         // Guesses may be wrong: the state is planned for a step that ends off the boundary.
-        let end = self.computed + self.planned - n_drafts.min(1);
+        let may_be_wrong = n_drafts > 0 && !seeded!(GuessesOverwriteTheKeptState);
+        let end = self.computed + self.planned - u32::from(may_be_wrong);
         self.lease.plan_state(memory, end);
     }
 }
@@ -142,6 +148,23 @@ pub struct Share {
     pub n_tokens: u32,
     /// Rows of prompt logits.
     pub n_prompt_logit_rows: u32,
+}
+
+impl Active {
+    /// Start behind the pages whose draft rows are there already.
+    pub fn find_drafted(&mut self, memory: &Memory) {
+        let pages = (0..self.computed / memory.page_tokens()).take_while(|&at| memory.is_drafted(self.lease.page(at)));
+        self.drafted = pages.count() as u32 * memory.page_tokens();
+    }
+
+    /// Pages given up for equal ones may have had rows that those lack.
+    pub fn recheck_drafted(&mut self, memory: &Memory) {
+        for &at in self.lease.renumbered() {
+            if !memory.is_drafted(self.lease.page(at)) {
+                self.drafted = self.drafted.min(at * memory.page_tokens());
+            }
+        }
+    }
 }
 
 /// Waits for its first admission.
@@ -217,8 +240,15 @@ impl<S: Waits> Sequence<S> {
         if self.body.cached_tokens.is_none() || seeded!(CachedTokensAreOverwritten) {
             self.body.cached_tokens = Some(computed);
         }
-        let active =
-            Active { lease, computed, planned: 0, first_logit_row: 0, n_prompt_logit_rows: 0, ahead: Share::default() };
+        let active = Active {
+            lease,
+            computed,
+            drafted: 0,
+            planned: 0,
+            first_logit_row: 0,
+            n_prompt_logit_rows: 0,
+            ahead: Share::default(),
+        };
         Sequence { body: self.body, state: Prefilling(Box::new(active)) }
     }
 
@@ -285,7 +315,7 @@ impl<S: HoldsMemory> Sequence<S> {
     pub fn preempt(mut self, memory: &mut Memory) -> Sequence<Preempted> {
         assert_eq!(self.active().planned, 0, "pages of a step in flight cannot be taken away");
         self.publish(memory);
-        self.body.drafts.ids.clear();
+        self.body.drafts.clear();
         if seeded!(PreemptedLosesItsLastToken) {
             self.body.tokens.pop();
         }

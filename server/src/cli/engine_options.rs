@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use tokenspeed_core::speculation::DRAFT_MAX;
+use tokenspeed_core::speculation::{BRANCHES_MAX, DRAFT_MAX};
 
 /// How numbers are computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -57,6 +57,12 @@ pub enum SpeculativeAlgorithm {
     None,
     /// What followed the last tokens when the text had them before (prompt lookup)
     Ngram,
+    /// An EAGLE3 draft, which reads the model's hidden states
+    #[value(alias = "EAGLE3")]
+    Eagle3,
+    /// A small model of the Llama family with the same tokenizer
+    #[value(alias = "draft_model")]
+    DraftModel,
 }
 
 /// How tool calls are recognised in answers.
@@ -102,8 +108,9 @@ pub enum GenerationConfig {
     None,
 }
 
-/// Guesses per sequence and step, where the user is silent.
-pub const DRAFT_TOKENS: u32 = 12;
+/// Guesses per sequence and step, where the user is silent: from the text, which cost nothing to make, and by a model.
+const LOOKUP_TOKENS: u32 = 12;
+const MODEL_TOKENS: u32 = 3;
 
 /// What to load and how.
 #[derive(Clone, Debug, Args)]
@@ -167,9 +174,15 @@ pub struct EngineOptions {
     /// Guess tokens and check several per step; answers stay the same, and widths follow what is accepted
     #[arg(long, value_enum, default_value_t)]
     pub speculative_algorithm: SpeculativeAlgorithm,
-    /// Guesses per sequence and step, at most
-    #[arg(long, default_value_t = DRAFT_TOKENS, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(DRAFT_MAX)))]
-    pub speculative_num_draft_tokens: u32,
+    /// The draft of eagle3 and draft-model: a folder, a .gguf file (draft-model), or a pulled name
+    #[arg(long, alias = "speculative-draft-model-path", value_name = "MODEL")]
+    pub speculative_draft_model: Option<String>,
+    /// Guesses per sequence and step, at most [default: 12 from the text, 3 by a model]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(DRAFT_MAX)))]
+    pub speculative_num_draft_tokens: Option<u32>,
+    /// Continuations checked beside each other, at most: 1 is a chain of guesses, more make it a tree
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 + i64::from(BRANCHES_MAX)))]
+    pub speculative_eagle_topk: u32,
     /// Tokens that must repeat before a guess is made
     #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16))]
     pub speculative_ngram: u32,
@@ -179,6 +192,16 @@ pub struct EngineOptions {
     /// Compute every prompt from its first token
     #[arg(long)]
     pub no_prefix_cache: bool,
+}
+
+impl EngineOptions {
+    /// Guesses per sequence and step, at most.
+    pub fn draft_tokens(&self) -> u32 {
+        self.speculative_num_draft_tokens.unwrap_or(match self.speculative_algorithm {
+            SpeculativeAlgorithm::None | SpeculativeAlgorithm::Ngram => LOOKUP_TOKENS,
+            SpeculativeAlgorithm::Eagle3 | SpeculativeAlgorithm::DraftModel => MODEL_TOKENS,
+        })
+    }
 }
 
 fn key_value(text: &str) -> Result<(String, String), String> {

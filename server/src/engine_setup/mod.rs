@@ -5,6 +5,7 @@
 mod backend;
 mod bench_ops;
 mod conform;
+mod draft;
 mod experts;
 mod explain;
 mod ids_only;
@@ -30,6 +31,8 @@ use tokenspeed_backend_api::backend::DeviceMonitor;
 use tokenspeed_core::{
     client::Engine,
     driver::{DriverConfig, EngineHandle},
+    engine::EngineConfig,
+    load::DeviceProgram,
 };
 
 use crate::{
@@ -122,6 +125,17 @@ pub fn load_watched(options: &EngineOptions, progress: &mut dyn Progress) -> Res
 /// As [`load`], for prompts of token ids: a model without a tokenizer can be measured too.
 pub fn load_ids_only(options: &EngineOptions, progress: &mut dyn Progress) -> Result<Loaded, CliError> {
     start(options, Shape::ServeIds, progress).map(|(loaded, _)| loaded)
+}
+
+/// The same without an engine thread: the configuration of the state machine and the program that runs its steps, to be
+/// driven by hand.
+pub fn load_parts(
+    options: &EngineOptions,
+    progress: &mut dyn Progress,
+) -> Result<(EngineConfig, DeviceProgram), CliError> {
+    let prepared = Prepared::new(options, Shape::Serve)?;
+    let config = prepared.engine.clone();
+    Ok((config, prepared.load(progress)?))
 }
 
 fn start(

@@ -24,4 +24,5 @@ pub mod sampling;
 pub mod server;
 pub mod state;
 pub mod stream;
+pub mod structure;
 pub mod tokenize;

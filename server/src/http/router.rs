@@ -27,7 +27,7 @@ use super::{
     request::{GenerationRequest, RequestContext, Shape},
     state::{ActiveRequest, ServerState},
     stream::EventBody,
-    tokenize,
+    structure, tokenize,
 };
 use crate::generation::ids::unique_id;
 
@@ -196,7 +196,7 @@ async fn answer(
 
 async fn generate(
     state: &Arc<ServerState>,
-    request: GenerationRequest,
+    mut request: GenerationRequest,
     active: ActiveRequest,
     start: Instant,
     request_id: &mut Option<String>,
@@ -211,6 +211,7 @@ async fn generate(
         *request_id = Some(id);
     }
     let ready = state.serving()?;
+    structure::enforce(&ready.grammars, &mut request).await?;
     let stream = request.stream;
     let generation = Generation::start(state, ready, request, active, start)?;
     let frontend = ready.loaded.frontend.clone();

@@ -1,6 +1,7 @@
 //! The HTTP API over a scripted engine and a byte-level text layer: every case is tried on the wire.
 mod bad_requests;
 mod clients;
+mod grammar;
 mod kimi;
 mod lifecycle;
 mod response_shape;

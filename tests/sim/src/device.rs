@@ -9,6 +9,8 @@
 
 mod memory;
 mod ops;
+mod recurrent;
+mod rows;
 
 use tokenspeed_backend_api::{
     abi::TS_TIER_FUSED,

@@ -82,6 +82,8 @@ pub struct Tally {
     pub guesses: u64,
     /// Of these, right ones.
     pub accepted: u64,
+    /// Rows whose state was advanced over right guesses.
+    pub replays: u64,
     /// Runs of other configurations.
     pub variants: u64,
 }
@@ -104,6 +106,7 @@ impl std::ops::AddAssign for Tally {
         self.state_moves += o.state_moves;
         self.guesses += o.guesses;
         self.accepted += o.accepted;
+        self.replays += o.replays;
         self.variants += o.variants;
     }
 }

@@ -2,7 +2,10 @@
 //! turns, which continue what was said.
 
 use tokenspeed_backend_api::exec::Via;
-use tokenspeed_core::{engine::EngineConfig, request::SamplingParams};
+use tokenspeed_core::{
+    engine::{EngineConfig, Pass},
+    request::SamplingParams,
+};
 
 use crate::{model::DeviceChoice, rng::Rng, world::StepFault};
 
@@ -91,8 +94,8 @@ pub enum Origin {
 /// What goes wrong, or changes, from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// In the step of this tick.
-    Step(StepFault),
+    /// In the turn of this tick: in this pass if it runs, in another if not.
+    Step(StepFault, Pass),
     /// The step of this tick takes so many ticks, in which requests come and go.
     Stall(u32),
     /// The clock jumps.

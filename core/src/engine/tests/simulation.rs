@@ -7,11 +7,11 @@
 //!
 //! A failing seed is in the panic message; replay it with `run(seed)`.
 
-use super::{fake::Rig, oracle};
+use super::{fake::Rig, grammar::Toy, oracle};
 use crate::{
     engine::{ComponentClass, ComponentConfig, EngineConfig},
     request::{Event, FinishReason, Request, RequestId, SamplingParams},
-    speculation::SpeculationConfig,
+    speculation::{DraftModel, SpeculationConfig},
 };
 use std::collections::BTreeMap;
 
@@ -69,7 +69,14 @@ fn random_config(rng: &mut Rng) -> EngineConfig {
     }
     if rng.one_in(2) {
         config.max_logit_rows += rng.below(20);
-        config.speculation = Some(SpeculationConfig { draft_max: rng.between(1, 15), ngram: rng.between(1, 3) });
+        config.speculation = Some(SpeculationConfig {
+            draft_max: rng.between(1, 15),
+            ngram: rng.between(1, 3),
+            branches: rng.pick(&[0, 1, 3]),
+        });
+        let has_room = config.components.iter().any(|c| c.name == "draft");
+        config.draft =
+            (has_room && !rng.one_in(3)).then_some(DraftModel { vocab_size: config.vocab_size, token_ids: None });
     }
     config
 }
@@ -88,6 +95,10 @@ fn random_request(rng: &mut Rng, config: &EngineConfig, bases: &[Vec<u32>]) -> R
         prompt.push(1);
     }
     let max_tokens = rng.pick(&[0, 1, 2, 5, 12, 40, u32::MAX]);
+    let constraint = rng.one_in(4).then(|| {
+        let fails_after = rng.pick(&[1000, 1000, 1000, 1000, 5]);
+        Toy::new(rng.next(), rng.between(1, 60) as usize, fails_after)
+    });
     let sampling = SamplingParams {
         temperature: rng.pick(&[0.0, 0.0, 0.7, 1.5]),
         top_k: rng.pick(&[0, 0, 5]),
@@ -98,7 +109,7 @@ fn random_request(rng: &mut Rng, config: &EngineConfig, bases: &[Vec<u32>]) -> R
         min_tokens: rng.pick(&[0, 0, 4]).min(max_tokens),
         max_tokens,
         stop_token_ids: if rng.one_in(3) { vec![rng.below(TOKENIZER_IDS)] } else { vec![] },
-        ignore_eos: rng.one_in(2),
+        ignore_eos: constraint.is_none() && rng.one_in(2),
         // Of two ids, half of all guesses are right.
         allowed_token_ids: rng.one_in(3).then(|| vec![1, 2]),
         logprobs: rng.pick(&[None, None, Some(0), Some(3)]),
@@ -110,12 +121,13 @@ fn random_request(rng: &mut Rng, config: &EngineConfig, bases: &[Vec<u32>]) -> R
         sampling,
         priority: rng.pick(&[0, 0, 0, -1, 3]),
         cache_salt: rng.pick(&[None, None, Some(""), Some("a")]).map(str::to_owned),
+        constraint,
     }
 }
 
 /// Returns preemptions, tokens from the cache, aborts, tokens from the cache of hybrid models, right guesses,
-/// right guesses of hybrid models, plans made ahead.
-fn run(seed: u64) -> [u64; 7] {
+/// right guesses of hybrid models, right guesses of draft models, plans made ahead, right side branches.
+fn run(seed: u64) -> [u64; 9] {
     let rng = &mut Rng(seed);
     let config = random_config(rng);
     let bases: Vec<Vec<u32>> =
@@ -137,29 +149,43 @@ fn run(seed: u64) -> [u64; 7] {
         if rng.one_in(20) {
             rig.engine.set_step_tokens(rng.below(100));
         }
-        let abort_some = |rng: &mut Rng, rig: &mut Rig| {
-            if abort_rate > 0 && rng.one_in(abort_rate) && !asked.is_empty() {
+        let abort_some = |rng: &mut Rng, rig: &mut Rig, n_asked: usize| {
+            if abort_rate > 0 && rng.one_in(abort_rate) && n_asked > 0 {
                 // Known or not, running or over: all are fine.
-                rig.abort(RequestId(1 + u64::from(rng.below(asked.len() as u32 + 2))));
+                rig.abort(RequestId(1 + u64::from(rng.below(n_asked as u32 + 2))));
                 rig.engine.check_conservation().unwrap();
             }
         };
-        abort_some(rng, &mut rig);
+        abort_some(rng, &mut rig, asked.len());
         if let Some(plan) = rig.plan() {
             steps += 1;
-            abort_some(rng, &mut rig);
+            let mut jobs = Vec::new();
+            if rng.one_in(2) {
+                rig.engine.lend_masks(&mut |job| jobs.push(job));
+            }
+            abort_some(rng, &mut rig, asked.len());
             rig.engine.check_conservation().unwrap();
             if rng.one_in(8) && asked.len() < n_requests as usize {
                 let request = random_request(rng, &config, &bases);
                 work += config.max_model_len;
                 asked.insert(rig.submit(request.clone()), request);
             }
+            for mut job in jobs.into_iter().rev() {
+                if !rng.one_in(3) {
+                    job.run();
+                }
+                rig.engine.return_masks(job);
+            }
             if fails_at == Some(steps) {
                 let heard = &mut rig.heard;
                 rig.engine.fail_all("device lost", &mut |id, event| heard.entry(id).or_default().push(event));
                 assert!(rig.engine.is_idle());
             } else {
-                rig.finish_step(plan);
+                rig.finish_turn(plan);
+                abort_some(rng, &mut rig, asked.len());
+                while rig.draft_pass() {
+                    abort_some(rng, &mut rig, asked.len());
+                }
             }
             rig.engine.check_conservation().unwrap();
             // The first in order goes on in every step, so all end within the steps they need one after the other.
@@ -205,12 +231,23 @@ fn run(seed: u64) -> [u64; 7] {
     let hybrid = if is_hybrid { metrics.cached_tokens } else { 0 };
     let accepted = metrics.accepted.iter().sum();
     let of_hybrid = if is_hybrid { accepted } else { 0 };
-    [metrics.preemptions, metrics.cached_tokens, metrics.finished[2], hybrid, accepted, of_hybrid, rig.n_ahead]
+    let of_draft = if config.draft.is_some() { accepted } else { 0 };
+    [
+        metrics.preemptions,
+        metrics.cached_tokens,
+        metrics.finished[2],
+        hybrid,
+        accepted,
+        of_hybrid,
+        of_draft,
+        rig.n_ahead,
+        metrics.branches[1],
+    ]
 }
 
 #[test]
 fn every_request_hears_what_it_hears_alone() {
-    let mut totals = [0; 7];
+    let mut totals = [0; 9];
     for seed in 0..600 {
         let result = std::panic::catch_unwind(|| run(seed));
         let counts = result.unwrap_or_else(|_| panic!("seed {seed} failed"));
@@ -218,10 +255,11 @@ fn every_request_hears_what_it_hears_alone() {
     }
     // The workload really has what it is meant to check.
     assert!(
-        totals.iter().zip([500, 5000, 300, 500, 500, 200, 5000]).all(|(total, least)| *total > least),
+        totals.iter().zip([500, 4500, 300, 500, 500, 200, 200, 3000, 100]).all(|(total, least)| *total > least),
         "{totals:?}"
     );
     println!(
-        "preemptions, cached tokens, aborts, cached tokens of hybrids, right guesses, of hybrids, plans ahead: {totals:?}"
+        "preemptions, cached tokens, aborts, cached tokens of hybrids, right guesses, of hybrids, of drafts, plans ahead, branches: \
+         {totals:?}"
     );
 }

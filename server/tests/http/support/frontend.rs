@@ -2,7 +2,8 @@
 
 use serde_json::Value;
 use tokenspeed_server::frontend::{
-    ChatInput, EncodedPrompt, FrontendError, OutputOptions, OutputStream, Parsers, Piece, TextFrontend, ToolCallDelta,
+    AnswerMarkup, CallMarkup, ChatInput, EncodedPrompt, FrontendError, OutputOptions, OutputStream, Parsers, Piece,
+    TextFrontend, ToolCallDelta,
 };
 
 pub const EOS: u32 = 256;
@@ -75,6 +76,10 @@ impl TextFrontend for ByteFrontend {
 
     fn has_chat_template(&self) -> bool {
         true
+    }
+
+    fn answer_markup(&self) -> AnswerMarkup {
+        AnswerMarkup { calls: CallMarkup::Hermes, ..AnswerMarkup::default() }
     }
 
     fn parsers(&self) -> Parsers {
