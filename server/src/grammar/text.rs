@@ -63,7 +63,8 @@ fn form(form: &Form) -> Result<(String, Option<String>), GrammarError> {
             let is_anchor = regex.ends_with('$') && !regex.ends_with(r"\$");
             let regex = if is_anchor { &regex[..regex.len() - 1] } else { regex };
             // Two slashes would begin a comment.
-            let lark = if regex.is_empty() { literal("") } else { format!("/{}/", llguidance::regex_to_lark(regex, "")) };
+            let lark =
+                if regex.is_empty() { literal("") } else { format!("/{}/", llguidance::regex_to_lark(regex, "")) };
             (lark, None)
         }
         Form::Choice(texts) => (texts.iter().map(|text| literal(text)).collect::<Vec<_>>().join(" | "), None),
