@@ -97,7 +97,7 @@ fn random_request(rng: &mut Rng, config: &EngineConfig, bases: &[Vec<u32>]) -> R
     let max_tokens = rng.pick(&[0, 1, 2, 5, 12, 40, u32::MAX]);
     let constraint = rng.one_in(4).then(|| {
         let fails_after = rng.pick(&[1000, 1000, 1000, 1000, 5]);
-        Toy::new(rng.next(), rng.between(1, 60) as usize, fails_after)
+        Toy::boxed(rng.next(), rng.between(1, 60) as usize, fails_after)
     });
     let sampling = SamplingParams {
         temperature: rng.pick(&[0.0, 0.0, 0.7, 1.5]),
