@@ -9,6 +9,7 @@ pub mod error;
 pub mod frontend;
 pub mod generation;
 pub mod http;
+pub mod kv_events;
 pub mod log;
 pub mod progress;
 pub mod text_frontend;

@@ -60,6 +60,7 @@ pub(super) fn main(shared: Arc<Shared>, state: EngineState, runner: Box<dyn Step
         }
     };
     *shared.dead.lock().unwrap_or_else(PoisonError::into_inner) = Some(why.clone());
+    shared.feed.end();
     // After a panic the state machine is not to be trusted; the mailboxes are.
     for (_, route) in engine.routes.by_id.drain() {
         route.mailbox.push(Event::Failed { message: why.clone() });
@@ -97,6 +98,7 @@ impl EngineThread {
             match self.state.plan(began_ns, &mut self.step) {
                 Some(plan) => {
                     self.shared.step_began_ns.store(began_ns.max(1), Ordering::Release);
+                    self.copy();
                     let (decode, prefill) = (plan.n_decode_tokens, plan.n_tokens - plan.n_decode_tokens);
                     let outcome = self.run_passes(&plan);
                     let now_ns = self.shared.now_ns();
@@ -123,12 +125,26 @@ impl EngineThread {
                     self.state.set_step_tokens(self.budget.tokens(decode));
                     self.publish();
                 }
+                None if self.copy() => {}
                 None => {
                     self.publish();
                     self.shared.inbox.wait();
                 }
             }
         }
+    }
+
+    /// Carry out the copies ordered so far; true if there were any. They are few per plan while requests run, so that a step
+    /// is not long in coming.
+    fn copy(&mut self) -> bool {
+        let mut any = false;
+        while let Some(order) = self.state.next_copy() {
+            any = true;
+            // A copy that failed is a miss, and counted; a device that is lost shows in the next step.
+            let outcome = self.runner.copy(&order);
+            self.state.copied(order.id, outcome.is_ok());
+        }
+        any
     }
 
     fn run_passes(&mut self, plan: &Plan) -> Result<(), String> {
@@ -164,7 +180,9 @@ impl EngineThread {
                 }
             }
             Command::Flush { reply } => {
+                self.copy();
                 let answer = self.state.flush_cache().map(drop).map_err(|e| e.to_string());
+                self.shared.feed.follow(self.state.cache_events());
                 // The asker may have given up; then nobody is told.
                 let _ = reply.send(answer);
             }
@@ -176,6 +194,7 @@ impl EngineThread {
     fn publish(&mut self) {
         let ended = std::mem::take(&mut self.routes.ended);
         self.shared.outstanding.fetch_sub(ended, Ordering::AcqRel);
+        self.shared.feed.follow(self.state.cache_events());
         *self.shared.metrics.lock().unwrap_or_else(PoisonError::into_inner) = self.state.metrics();
     }
 }

@@ -4,9 +4,11 @@
 //! * `oracle`: the same request alone, from its tokens only, in a page of code.
 //! * `simulation`: random workloads and configurations; whatever happens, each request hears what the oracle says.
 //! * `cases`: named public faults.
+//! * `host_tier`: pages that leave the device and come back.
 
 mod cases;
 mod fake;
+mod host_tier;
 mod hybrid;
 mod oracle;
 mod simulation;

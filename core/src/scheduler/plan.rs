@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     bug::seeded,
-    cache::{index::NodeId, lease::Lease, memory::Memory},
+    cache::{copies::LoadId, index::NodeId, lease::Lease, memory::Memory},
     request::RequestId,
     speculation::width::{self, Offer, StepCost},
 };
@@ -69,6 +69,9 @@ impl std::fmt::Debug for Scheduler {
         write!(f, "Scheduler({} tokens a step, blocked {:?})", self.step_tokens, self.blocked)
     }
 }
+
+/// Times a request waits for pages from host memory, at most.
+const LOADS_MAX: u32 = 4;
 
 /// What is left of a step for prefill.
 struct Budget {
@@ -290,6 +293,10 @@ impl Scheduler {
                 return;
             }
             self.find_prefix(body, memory);
+            if let Some(load) = self.load(body, memory, queues.running.len() as u32) {
+                queues.load(load);
+                continue;
+            }
             let n_found = self.path.len() as u32;
             let computed = if seeded!(HitIsNotCounted) { 0 } else { n_found * memory.page_tokens() };
             let wanted = body.len();
@@ -309,7 +316,9 @@ impl Scheduler {
             let margin = queues.running.len() as u32;
             let (foreseen, room) =
                 if seeded!(ReturnNeedsNoRoom) && is_preempted { (n_pages, 0) } else { (foreseen, margin) };
-            if foreseen.max(n_pages) - n_found + room > memory.n_available_beside(&self.path) && margin > 0 {
+            if foreseen.max(n_pages) - n_found + room > memory.n_available_beside(&self.path)
+                && (margin > 0 || memory.n_loads() > 0)
+            {
                 self.blocked = Some((body.id, memory.releases()));
                 return;
             }
@@ -331,6 +340,25 @@ impl Scheduler {
         }
     }
 
+    /// Bring back from host memory what lies beyond `path`. Not for ever: what came back can be evicted again before the
+    /// request is admitted.
+    fn load(&self, body: &mut Body, memory: &mut Memory, margin: u32) -> Option<LoadId> {
+        if !memory.has_host() || body.n_loads == LOADS_MAX || !memory.reuses_prefixes() {
+            return None;
+        }
+        let max_pages = self.reusable_pages(body, memory);
+        let load = memory.start_load(&body.namespace, &body.hashes, &body.tokens, max_pages, &self.path, margin)?;
+        body.n_loads += 1;
+        Some(load)
+    }
+
+    /// Whole pages before what a request computes in any case.
+    fn reusable_pages(&self, body: &Body, memory: &Memory) -> usize {
+        let most = body.len() - u32::from(!seeded!(WholePromptIsReused));
+        let reusable = body.next_prompt_logits().unwrap_or(most).min(most);
+        (reusable / memory.page_tokens()) as usize
+    }
+
     /// Fill `path` with the cached pages a request can start from: at least its last token is computed again, and
     /// every token whose logits it still needs to report. Decides where its recurrent state is stored from there on.
     fn find_prefix(&mut self, body: &mut Body, memory: &Memory) {
@@ -340,9 +368,7 @@ impl Scheduler {
         if !memory.reuses_prefixes() {
             return;
         }
-        let most = body.len() - u32::from(!seeded!(WholePromptIsReused));
-        let reusable = body.next_prompt_logits().unwrap_or(most).min(most);
-        let max_pages = (reusable / memory.page_tokens()) as usize;
+        let max_pages = self.reusable_pages(body, memory);
         memory.index.hash_pages(&body.namespace, &body.tokens, max_pages, &mut body.hashes);
         memory.index.find(&body.namespace, &body.hashes, &body.tokens, max_pages, &mut self.path);
         let n_seen = self.path.len() as u32;
