@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod marks;
+pub mod outlook;
 pub mod plan;
 pub mod queue;
 pub mod sequence;

@@ -238,8 +238,8 @@ impl Memory {
         }
     }
 
-    /// Bring back what a request of `tokens` could resume from beyond its `path`, if host memory has it and the device has
-    /// room for it beside `margin` pages. The load to wait for, which may be another request's.
+    /// Bring back what a request of `tokens` could resume from beyond its `path`, as far as host memory has it and the device
+    /// has room for it beside `margin` pages. The load to wait for, which may be another request's.
     pub fn start_load(
         &mut self,
         namespace: &Namespace,
@@ -251,23 +251,30 @@ impl Memory {
     ) -> Option<LoadId> {
         let mut whole = Vec::with_capacity(max_pages);
         self.index.find_anywhere(namespace, hashes, tokens, max_pages, &mut whole);
-        let components: [&dyn Resume; 2] = [&PagedRows, &StatesAnywhere(&self.index)];
-        let n_components = if self.has_states() { 2 } else { 1 };
-        whole.truncate(joint_match(&components[..n_components], &whole));
+        let resumable = |memory: &Self, path: &[NodeId]| {
+            let components: [&dyn Resume; 2] = [&PagedRows, &StatesAnywhere(&memory.index)];
+            joint_match(&components[..if memory.has_states() { 2 } else { 1 }], path)
+        };
+        whole.truncate(resumable(self, &whole));
+        let index = &self.index;
+        if whole.len() > path.len()
+            && let Some(node) = whole.iter().find(|node| index.node(node.0).load != NONE)
+        {
+            return Some(LoadId(index.node(node.0).load));
+        }
+        // As far as there is room for it.
+        let n_held = whole.iter().take_while(|node| index.node(node.0).page.is_some()).count();
+        let room = self.n_available_beside(&whole[..n_held]).saturating_sub(margin);
+        whole.truncate(n_held + room as usize);
+        whole.truncate(resumable(self, &whole));
         if whole.len() <= path.len() {
             return None;
         }
-        let index = &self.index;
-        if let Some(node) = whole.iter().find(|node| index.node(node.0).load != NONE) {
-            return Some(LoadId(index.node(node.0).load));
-        }
-        let n_held = whole.iter().take_while(|node| index.node(node.0).page.is_some()).count();
-        let n_pages = (whole.len() - n_held) as u32;
+        let n_held = n_held.min(whole.len());
+        let n_pages = whole.len() - n_held;
         let last = *whole.last()?;
-        let wants_state = self.has_states() && !index.has_snapshot(last);
-        let has_room = n_pages + margin <= self.n_available_beside(&whole[..n_held])
-            && (!wants_state || self.n_states_available() > 0);
-        if !has_room {
+        let wants_state = self.has_states() && !self.index.has_snapshot(last);
+        if wants_state && self.n_states_available() == 0 {
             return None;
         }
         let load = self.copies.loads.iter().position(Option::is_none).unwrap_or_else(|| {

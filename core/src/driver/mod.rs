@@ -1,6 +1,7 @@
-//! The thin driver: one thread that turns the state machine's plans into steps of a device, and a handle to it.
+//! The thin driver: a thread that turns the state machine's plans into steps of a device, the device's own thread, and a
+//! handle to both.
 //!
-//! The thread owns the engine state and the device; callers talk to it through an inbox and hear events through
+//! The engine thread owns the engine state and lends the device out for each step; callers talk to it through an inbox and hear events through
 //! mailboxes, so nobody ever waits on the engine's lock. Everything here is about time and threads; every decision is
 //! the state machine's.
 //!
@@ -10,6 +11,7 @@
 
 mod budget;
 mod copies;
+mod device;
 mod feed;
 mod inbox;
 mod thread;
@@ -56,11 +58,13 @@ pub struct DriverConfig {
     pub step_time_target_ms: Option<f64>,
     /// A step longer than this makes `health` report the engine as stuck.
     pub stuck_after: Duration,
+    /// Plan the next step while the device runs one.
+    pub overlap: bool,
 }
 
 impl Default for DriverConfig {
     fn default() -> Self {
-        Self { step_time_target_ms: None, stuck_after: Duration::from_secs(120) }
+        Self { step_time_target_ms: None, stuck_after: Duration::from_secs(120), overlap: true }
     }
 }
 
@@ -92,6 +96,12 @@ impl Shared {
     fn why_dead(&self) -> String {
         self.dead().unwrap_or_else(|| "the engine has stopped".into())
     }
+}
+
+/// What a caught panic says.
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+    text.unwrap_or("no message").to_owned()
 }
 
 /// A running engine. Dropping the last handle stops the thread after the step in flight.
@@ -130,19 +140,12 @@ impl EngineHandle {
             feed: Feed::new(config.block_tokens, config.cache_events),
         });
         let for_thread = Arc::clone(&shared);
-        let target = driver.step_time_target_ms;
+        let DriverConfig { step_time_target_ms, stuck_after, overlap } = driver;
         let thread = std::thread::Builder::new()
             .name("engine".into())
-            .spawn(move || thread::main(for_thread, state, runner, target))
+            .spawn(move || thread::main(for_thread, state, runner, step_time_target_ms, overlap))
             .expect("a thread can be started");
-        Ok(Arc::new(Self {
-            shared,
-            limits,
-            config,
-            stuck_after: driver.stuck_after,
-            next_ticket: AtomicU64::new(1),
-            thread: Some(thread),
-        }))
+        Ok(Arc::new(Self { shared, limits, config, stuck_after, next_ticket: AtomicU64::new(1), thread: Some(thread) }))
     }
 }
 

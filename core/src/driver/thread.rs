@@ -6,12 +6,16 @@ use std::{
     sync::{Arc, PoisonError, atomic::Ordering},
 };
 
-use super::{Shared, StepRunner, budget::StepBudget, inbox::Command};
+use super::{
+    Shared, StepRunner,
+    budget::StepBudget,
+    device::{DeviceThread, Failure, Turn},
+    inbox::Command,
+};
 use crate::{
     client::Mailbox,
     engine::{EngineState, Logits, Pass, Plan, SubmitError},
     request::{Event, RequestId},
-    step::StepBuffer,
 };
 
 /// Where a request's events go. Only looked up, never iterated except to fail everybody.
@@ -41,23 +45,27 @@ impl Routes {
     }
 }
 
-pub(super) fn main(shared: Arc<Shared>, state: EngineState, runner: Box<dyn StepRunner>, target_ms: Option<f64>) {
+pub(super) fn main(
+    shared: Arc<Shared>,
+    state: EngineState,
+    runner: Box<dyn StepRunner>,
+    target_ms: Option<f64>,
+    overlap: bool,
+) {
     let mut engine = EngineThread {
-        step: state.new_step_buffer(),
+        turn: Some(Turn::new(runner, &state)),
+        device: DeviceThread::start(),
+        overlap,
         budget: StepBudget::new(target_ms),
         routes: Routes::default(),
         shared: Arc::clone(&shared),
         state,
-        runner,
     };
     let outcome = catch_unwind(AssertUnwindSafe(|| engine.run()));
     let why = match outcome {
         Ok(Ok(())) => "the engine was stopped".to_owned(),
         Ok(Err(why)) => why,
-        Err(panic) => {
-            let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
-            format!("the engine thread panicked: {}", text.unwrap_or("no message"))
-        }
+        Err(panic) => format!("the engine thread panicked: {}", super::panic_text(&*panic)),
     };
     *shared.dead.lock().unwrap_or_else(PoisonError::into_inner) = Some(why.clone());
     shared.feed.end();
@@ -77,8 +85,10 @@ pub(super) fn main(shared: Arc<Shared>, state: EngineState, runner: Box<dyn Step
 struct EngineThread {
     shared: Arc<Shared>,
     state: EngineState,
-    runner: Box<dyn StepRunner>,
-    step: StepBuffer,
+    /// The device; away while it runs.
+    turn: Option<Box<Turn>>,
+    device: DeviceThread,
+    overlap: bool,
     budget: StepBudget,
     routes: Routes,
 }
@@ -95,66 +105,64 @@ impl EngineThread {
                 }
             }
             let began_ns = self.shared.now_ns();
-            match self.state.plan(began_ns, &mut self.step) {
-                Some(plan) => {
-                    self.shared.step_began_ns.store(began_ns.max(1), Ordering::Release);
-                    self.copy();
-                    let (decode, prefill) = (plan.n_decode_tokens, plan.n_tokens - plan.n_decode_tokens);
-                    let outcome = self.run_passes(&plan);
-                    let now_ns = self.shared.now_ns();
-                    let routes = &mut self.routes;
-                    let deliver = &mut |id, event| routes.deliver(id, event);
-                    let outcome = outcome.and_then(|()| {
-                        let runner = &mut *self.runner;
-                        let verified = if plan.verify.is_some() { runner.logits(Pass::Verify) } else { &[] };
-                        let forward = if plan.n_rows > 0 { runner.logits(Pass::Forward) } else { &[] };
-                        self.state.advance(now_ns, plan, Logits { forward, verify: verified }, deliver);
-                        let Some(replay) = self.state.replay_step() else { return Ok(()) };
-                        let replayed = runner.run(Pass::Replay, replay.bytes(), 0);
-                        self.state.replayed(self.shared.now_ns());
-                        replayed
-                    });
-                    if let Err(message) = outcome {
-                        self.state.fail_all(&message, deliver);
-                        // States that were to be replayed may be stored already.
-                        self.state.flush_cache().expect("nothing runs after everything failed");
-                        self.runner.status()?;
-                    }
-                    self.shared.step_began_ns.store(0, Ordering::Release);
-                    self.budget.observe(decode, prefill, now_ns - began_ns);
-                    self.state.set_step_tokens(self.budget.tokens(decode));
-                    self.publish();
+            let mut turn = self.turn.take().expect("the device is back between steps");
+            let plan = self.state.plan(began_ns, &mut turn.step);
+            let has_copied = copy(&mut self.state, &mut turn);
+            let Some(plan) = plan else {
+                self.turn = Some(turn);
+                if has_copied {
+                    // Somebody may have waited for it, and there may be more to copy.
+                    continue;
                 }
-                None if self.copy() => {}
-                None => {
-                    self.publish();
-                    self.shared.inbox.wait();
-                }
+                self.publish();
+                self.shared.inbox.wait();
+                continue;
+            };
+            self.shared.step_began_ns.store(began_ns.max(1), Ordering::Release);
+            let (decode, prefill) = (plan.n_decode_tokens, plan.n_tokens - plan.n_decode_tokens);
+            turn.set_plan(&plan, &self.state);
+            let flight = self.device.launch(turn);
+            if self.overlap {
+                self.state.plan_ahead();
             }
+            let turn = flight.wait();
+            let now_ns = self.shared.now_ns();
+            let turn = match &turn.outcome {
+                Ok(()) => self.take_in(now_ns, plan, turn),
+                Err(_) => turn,
+            };
+            let outcome = turn.outcome.clone();
+            let turn = self.turn.insert(turn);
+            match outcome {
+                Ok(()) => {}
+                Err(Failure::Refused(message)) => {
+                    let status = turn.runner.status();
+                    let routes = &mut self.routes;
+                    self.state.fail_all(&message, &mut |id, event| routes.deliver(id, event));
+                    // States that were to be replayed may be stored already.
+                    self.state.flush_cache().expect("nothing runs after everything failed");
+                    status?;
+                }
+                Err(Failure::Panicked(text)) => return Err(format!("the device thread panicked: {text}")),
+            }
+            self.shared.step_began_ns.store(0, Ordering::Release);
+            self.budget.observe(decode, prefill, now_ns - began_ns);
+            self.state.set_step_tokens(self.budget.tokens(decode));
+            self.publish();
         }
     }
 
-    /// Carry out the copies ordered so far; true if there were any. They are few per plan while requests run, so that a step
-    /// is not long in coming.
-    fn copy(&mut self) -> bool {
-        let mut any = false;
-        while let Some(order) = self.state.next_copy() {
-            any = true;
-            // A copy that failed is a miss, and counted; a device that is lost shows in the next step.
-            let outcome = self.runner.copy(&order);
-            self.state.copied(order.id, outcome.is_ok());
-        }
-        any
-    }
-
-    fn run_passes(&mut self, plan: &Plan) -> Result<(), String> {
-        if plan.n_rows > 0 {
-            self.runner.run(Pass::Forward, self.step.bytes(), plan.n_logit_rows)?;
-        }
-        match plan.verify {
-            Some(n_logit_rows) => self.runner.run(Pass::Verify, self.state.verify_step().bytes(), n_logit_rows),
-            None => Ok(()),
-        }
+    /// Take in a step that has run, and replay what it proved right.
+    fn take_in(&mut self, now_ns: u64, plan: Plan, mut turn: Box<Turn>) -> Box<Turn> {
+        let routes = &mut self.routes;
+        let verify = if plan.verify.is_some() { turn.runner.logits(Pass::Verify) } else { &[] };
+        let forward = if plan.n_rows > 0 { turn.runner.logits(Pass::Forward) } else { &[] };
+        self.state.advance(now_ns, plan, Logits { forward, verify }, &mut |id, event| routes.deliver(id, event));
+        let Some(replay) = self.state.replay_step() else { return turn };
+        turn.set_replay(replay);
+        let turn = self.device.launch(turn).wait();
+        self.state.replayed(self.shared.now_ns());
+        turn
     }
 
     /// True for `Stop`.
@@ -180,7 +188,7 @@ impl EngineThread {
                 }
             }
             Command::Flush { reply } => {
-                self.copy();
+                copy(&mut self.state, self.turn.as_mut().expect("the device is back between steps"));
                 let answer = self.state.flush_cache().map(drop).map_err(|e| e.to_string());
                 self.shared.feed.follow(self.state.cache_events());
                 // The asker may have given up; then nobody is told.
@@ -197,4 +205,17 @@ impl EngineThread {
         self.shared.feed.follow(self.state.cache_events());
         *self.shared.metrics.lock().unwrap_or_else(PoisonError::into_inner) = self.state.metrics();
     }
+}
+
+/// Carry out the copies ordered so far, between steps; true if there were any. They are few per plan while requests run, so
+/// that a step is not long in coming.
+fn copy(state: &mut EngineState, turn: &mut Turn) -> bool {
+    let mut any = false;
+    while let Some(order) = state.next_copy() {
+        any = true;
+        // A copy that failed is a miss, and counted; a device that is lost shows in the next step.
+        let outcome = turn.runner.copy(&order);
+        state.copied(order.id, outcome.is_ok());
+    }
+    any
 }

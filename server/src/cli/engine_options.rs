@@ -140,6 +140,9 @@ pub struct EngineOptions {
     /// Time one step should take [default: twice the measured decode step]
     #[arg(long, value_name = "MS", value_parser = positive_ms)]
     pub step_time_target_ms: Option<f64>,
+    /// Plan a step only when the one before has ended, not while it runs; changes no answer
+    #[arg(long)]
+    pub disable_overlap_schedule: bool,
     /// Memory for the key/value cache, like 2GiB or 500MB [default: a share of what is free]
     #[arg(long = "memory", value_name = "BYTES", value_parser = bytes)]
     pub memory_bytes: Option<u64>,

@@ -161,5 +161,9 @@ fn start(
 }
 
 fn driver_config(options: &EngineOptions) -> DriverConfig {
-    DriverConfig { step_time_target_ms: options.step_time_target_ms, ..DriverConfig::default() }
+    DriverConfig {
+        step_time_target_ms: options.step_time_target_ms,
+        overlap: !options.disable_overlap_schedule,
+        ..DriverConfig::default()
+    }
 }

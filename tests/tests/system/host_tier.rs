@@ -21,8 +21,8 @@ use crate::{
     support::{self, finish, greedy, models, submit},
 };
 
-/// Five pages, for two conversations of four; on a hybrid model, one stored state.
-const SMALL: &str = "--mode exact --max-model-len 320 --max-num-seqs 1 --memory 900MiB --threads 1";
+/// Pages for one request of full length; on a hybrid model, one stored state.
+const SMALL: &str = "--mode exact --max-num-seqs 1 --memory 900MiB --threads 1";
 const HOST: &str = "--host-cache-bytes 64MiB";
 
 /// Flips bits in host memory before each load while `armed`.
@@ -53,20 +53,21 @@ impl StepRunner for Damaging {
     }
 }
 
-fn tiers(folder: &models::Folder, words: &str) {
+/// Two conversations that begin with so many tokens, too long to be on the device together.
+fn tiers(folder: &models::Folder, words: &str, first: [usize; 2]) {
     let options = support::options(&folder.model(), &format!("{SMALL} {HOST} {words}"));
     let armed = Arc::new(AtomicBool::new(false));
     let shared = Arc::clone(&armed);
     let between = Box::new(|program| Box::new(Damaging { program, armed: shared }) as Box<dyn StepRunner>);
     let engine = engine_setup::load_between(&options, &mut Silent, between).expect("loaded").engine;
-    let cold = support::load(&folder.model(), &format!("{SMALL} --no-prefix-cache")).engine;
+    let cold = support::load(&folder.model(), &format!("{SMALL} {words} --no-prefix-cache")).engine;
     let ask = |prompt: &[u32], label: &str| -> (usize, Vec<u32>) {
         let answer = finish(submit(&*engine, greedy(prompt, 8)));
         let alone = finish(submit(&*cold, greedy(prompt, 8)));
         assert_eq!(answer.numbers(), alone.numbers(), "{label}");
         (answer.usage.cached_tokens as usize, answer.ids)
     };
-    let mut talks = [ids(3, 210), ids(4, 200)];
+    let mut talks = [ids(3, first[0]), ids(4, first[1])];
     let mut turn = |which: usize, salt: u32, label: &str| -> (usize, usize) {
         let before = talks[which].len();
         talks[which].extend(ids(salt, 9));
@@ -98,22 +99,22 @@ fn tiers(folder: &models::Folder, words: &str) {
 
 #[test]
 fn a_conversation_comes_back_from_host_memory() {
-    tiers(&models::tiny(), "");
+    tiers(&models::tiny(), "--max-model-len 256", [150, 140]);
 }
 
 #[test]
 fn a_conversation_with_recurrent_state_comes_back_from_host_memory() {
-    tiers(&models::kimi(), "--prefix-snapshots 1");
+    tiers(&models::kimi(), "--max-model-len 320 --prefix-snapshots 1", [210, 200]);
 }
 
 /// Without room on the device for both, the second turn computes everything; that is what the tier is for.
 #[test]
 fn without_host_memory_it_does_not() {
-    let engine = support::load(&models::tiny().model(), SMALL).engine;
+    let engine = support::load(&models::tiny().model(), &format!("{SMALL} --max-model-len 256")).engine;
     let cached = |prompt: &[u32]| finish(submit(&*engine, greedy(prompt, 8))).usage.cached_tokens;
-    let talks = [ids(3, 210), ids(4, 200)];
+    let talks = [ids(3, 150), ids(4, 140)];
     assert_eq!([cached(&talks[0]), cached(&talks[1])], [0, 0]);
     let reused = cached(&[&talks[0][..], &ids(5, 20)].concat());
-    assert!(reused < 192, "{reused}");
+    assert!(reused < 128, "{reused}");
     assert!(support::try_load(&models::tiny().model(), "--host-cache-bytes 1").is_err(), "not even one page");
 }

@@ -71,7 +71,7 @@ fn a_subscriber_hears_what_is_stored_removed_and_cleared() {
         kv_events_endpoint: None,
     };
     let config = args.config().expect("understood").expect("on");
-    let small = "--mode exact --max-model-len 320 --max-num-seqs 1 --memory 900MiB --threads 1";
+    let small = "--mode exact --max-model-len 256 --max-num-seqs 1 --memory 900MiB --threads 1";
     let folder = models::tiny();
     let mut options = support::options(&folder.model(), small);
     options.cache_events = config.max_queue_size;
@@ -111,19 +111,19 @@ fn a_subscriber_hears_what_is_stored_removed_and_cleared() {
     assert_eq!(server.post("/flush_cache", &json!({})).status, 200);
     assert_eq!(next("AllBlocksCleared"), json!(["AllBlocksCleared"]));
 
-    let prompt = ids(4, 200);
+    let prompt = ids(4, 130);
     ask(&prompt, "tenant");
     let stored = next("BlockStored");
     let hashes = stored[1].as_array().expect("hashes").clone();
-    assert_eq!((hashes.len(), &stored[2], &stored[4], &stored[6]), (3, &json!(null), &json!(64), &json!("GPU")));
-    assert_eq!(stored[3], json!(prompt[..192]));
-    assert_eq!(stored[8], json!([["tenant"], null, null]));
+    assert_eq!((hashes.len(), &stored[2], &stored[4], &stored[6]), (2, &json!(null), &json!(64), &json!("GPU")));
+    assert_eq!(stored[3], json!(prompt[..128]));
+    assert_eq!(stored[8], json!([["tenant"], null]));
     ask(&[&prompt[..], &ids(5, 70)].concat(), "tenant");
     let more = next("BlockStored");
-    assert_eq!((&more[2], &more[3]), (&hashes[2], &json!([&prompt[192..], &ids(5, 56)].concat())));
+    assert_eq!((&more[2], &more[3]), (&hashes[1], &json!([&prompt[128..], &ids(5, 70)[..62]].concat())));
 
-    // Five pages on the device: another text takes them, deepest first.
-    ask(&ids(6, 300), "tenant");
+    // Four pages on the device: another text takes them, deepest first.
+    ask(&ids(6, 250), "tenant");
     let removed = next("BlockRemoved");
     assert_eq!((&removed[1][0], &removed[2]), (&more[1][0], &json!("GPU")));
 }

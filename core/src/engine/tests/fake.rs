@@ -183,13 +183,26 @@ pub struct Rig {
     pub now_ns: u64,
     /// Copies handed out and not ended.
     pub copies: Vec<CopyOrder>,
+    /// Plan every step ahead.
+    pub plans_ahead: bool,
+    /// Plans made ahead.
+    pub n_ahead: u64,
 }
 
 impl Rig {
     pub fn new(config: EngineConfig) -> Self {
         let device = FakeDevice::new(&config);
         let engine = EngineState::new(config).unwrap();
-        Self { step: engine.new_step_buffer(), device, engine, heard: Heard::new(), now_ns: 0, copies: Vec::new() }
+        Self {
+            step: engine.new_step_buffer(),
+            device,
+            engine,
+            heard: Heard::new(),
+            now_ns: 0,
+            copies: Vec::new(),
+            plans_ahead: false,
+            n_ahead: 0,
+        }
     }
 
     pub fn submit(&mut self, request: crate::request::Request) -> RequestId {
@@ -198,7 +211,11 @@ impl Rig {
 
     pub fn plan(&mut self) -> Option<Plan> {
         self.now_ns += 1000;
-        self.engine.plan(self.now_ns, &mut self.step)
+        let plan = self.engine.plan(self.now_ns, &mut self.step);
+        if plan.is_some() && self.plans_ahead {
+            self.n_ahead += u64::from(self.engine.plan_ahead());
+        }
+        plan
     }
 
     /// Take over what is to be copied.
