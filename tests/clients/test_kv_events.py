@@ -107,10 +107,10 @@ class KvEvents(unittest.TestCase):
             self.ask("warm up " * 200, cache_salt=next(tenants))
         self.post("/flush_cache", {})
         messages = self.hear(AllBlocksCleared)
-        salted = self.ask(text, cache_salt="tenant")
+        ids = self.post("/tokenize", {"prompt": text})["tokens"]
+        salted = self.ask(ids, cache_salt="tenant")
         messages += self.hear(BlockStored)
         stored = [event for event in messages[-1][2] if isinstance(event, BlockStored)]
-        ids = self.post("/tokenize", {"model": MODEL, "prompt": text})["tokens"]
         size = stored[0].block_size
         whole = len(ids) // size * size
         self.assertGreater(whole, 0)
@@ -121,7 +121,7 @@ class KvEvents(unittest.TestCase):
         self.assertEqual(stored[0].extra_keys[0], ["tenant"])
 
         # The next turn continues the last block.
-        self.ask(text + text[:300], cache_salt="tenant")
+        self.ask(ids + ids[:100], cache_salt="tenant")
         messages += self.hear(BlockStored)
         more = [event for event in messages[-1][2] if isinstance(event, BlockStored)][0]
         self.assertEqual(more.parent_block_hash, stored[0].block_hashes[-1])

@@ -148,7 +148,7 @@ struct StopsThread(Arc<Messages>);
 
 impl Drop for StopsThread {
     fn drop(&mut self) {
-        self.0.has_stopped.store(true, Ordering::Release);
+        self.0.has_stopped.store(true, Ordering::SeqCst);
     }
 }
 
@@ -262,7 +262,7 @@ async fn send_again(mut stream: TcpStream, messages: &Messages) -> io::Result<()
 
 fn encode(mut events: BlockEvents, messages: &Messages) {
     let mut number = 0;
-    while !messages.has_stopped.load(Ordering::Acquire) {
+    while !messages.has_stopped.load(Ordering::SeqCst) {
         let batch = events.next(LOOK_AGAIN);
         number += u64::from(batch.lost > 0);
         if !batch.events.is_empty() {
