@@ -122,7 +122,8 @@ impl Publisher {
         let for_live = Arc::clone(&messages);
         tokio::spawn(async move {
             let messages = &guard.0;
-            while let Ok(stream) = accept(&self.live).await {
+            loop {
+                let stream = accept(&self.live).await;
                 let (messages, topic) = (Arc::clone(messages), Arc::clone(&topic));
                 // A reader that goes away or sends nonsense only ends its own task.
                 tokio::spawn(async move { publish(stream, &messages, &topic).await });
@@ -130,7 +131,8 @@ impl Publisher {
         });
         if let Some(replay) = self.replay {
             tokio::spawn(async move {
-                while let Ok(stream) = accept(&replay).await {
+                loop {
+                    let stream = accept(&replay).await;
                     let messages = Arc::clone(&for_live);
                     tokio::spawn(async move { send_again(stream, &messages).await });
                 }
@@ -153,12 +155,13 @@ impl Drop for StopsThread {
 }
 
 /// The next reader. Failures of single connections and short shortages are no reason to stop.
-async fn accept(listener: &TcpListener) -> io::Result<TcpStream> {
+async fn accept(listener: &TcpListener) -> TcpStream {
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                stream.set_nodelay(true)?;
-                return Ok(stream);
+                // Only a matter of speed.
+                let _ = stream.set_nodelay(true);
+                return stream;
             }
             Err(_) => tokio::time::sleep(LOOK_AGAIN).await,
         }
