@@ -89,8 +89,8 @@ fn tiers(folder: &models::Folder, words: &str, first: [usize; 2]) {
     assert!(before - cached > 64, "a damaged page or state was used: {cached} of {before}");
     assert!(engine.metrics().host_failed > 0);
     turn(1, 21, "the other, damaged as well");
-    let (cached, before) = turn(0, 22, "stored anew");
-    assert!(before - cached <= 64, "{cached} of {before} tokens reused");
+    // Copies of pages that were on the device have not been read yet: they are bad, too.
+    turn(0, 22, "what was damaged and not read before");
 
     engine.flush_cache().expect("idle");
     let metrics = engine.metrics();
