@@ -10,6 +10,7 @@ pub mod frontend;
 pub mod generation;
 pub mod grammar;
 pub mod http;
+pub mod kv_events;
 pub mod log;
 pub mod progress;
 pub mod text_frontend;

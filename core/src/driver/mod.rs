@@ -10,7 +10,9 @@
 //! thread ends the engine, `health` says so, and every request hears `Failed`.
 
 mod budget;
+mod copies;
 mod device;
+mod feed;
 mod inbox;
 mod masks;
 mod outstanding;
@@ -27,10 +29,14 @@ use std::{
 };
 
 use crate::{
+    cache::copies::CopyOrder,
     client::{Engine, EventStream, Limits, Mailbox, Metrics, SubmitError},
     engine::{ConfigError, EngineConfig, EngineState, Pass},
     request::{Request, RequestId},
 };
+pub use copies::{CopyError, HostCache};
+use feed::Feed;
+pub use feed::{BlockEvents, EventBatch};
 use inbox::{Command, Inbox};
 use outstanding::Outstanding;
 
@@ -40,6 +46,12 @@ pub trait StepRunner: Send {
     fn run(&mut self, pass: Pass, step: &[u8], n_logit_rows: u32) -> Result<(), String>;
     /// The pass's last logits, `n_logit_rows · vocab` f32, row-major.
     fn logits(&self, pass: Pass) -> &[f32];
+    /// Copy a page or a state between the device and host memory, as [`EngineState::next_copy`] ordered; no step runs
+    /// meanwhile. A runner without host memory refuses.
+    fn copy(&mut self, order: &CopyOrder) -> Result<(), CopyError> {
+        let _ = order;
+        Err(CopyError::NoHostMemory)
+    }
     /// `Err` if the device is lost for good.
     fn status(&self) -> Result<(), String>;
 }
@@ -71,6 +83,8 @@ struct Shared {
     /// Nanoseconds since `epoch` when the step in flight began; 0 = none.
     step_began_ns: AtomicU64,
     epoch: Instant,
+    /// Block events of the prefix cache.
+    feed: Arc<Feed>,
 }
 
 impl Shared {
@@ -127,6 +141,7 @@ impl EngineHandle {
             dead: Mutex::new(None),
             step_began_ns: AtomicU64::new(0),
             epoch: Instant::now(),
+            feed: Feed::new(config.block_tokens, config.cache_events),
         });
         let for_thread = Arc::clone(&shared);
         let DriverConfig { step_time_target_ms, stuck_after, overlap } = driver;
@@ -194,6 +209,10 @@ impl Engine for EngineHandle {
 
     fn drain(&self) {
         self.shared.draining.store(true, Ordering::Release);
+    }
+
+    fn block_events(&self) -> Option<BlockEvents> {
+        (self.config.cache_events > 0).then(|| BlockEvents::new(Arc::clone(&self.shared.feed)))
     }
 
     fn flush_cache(&self) -> Result<(), String> {

@@ -70,6 +70,7 @@ pub(super) fn main(
         Err(panic) => format!("the engine thread panicked: {}", super::panic_text(&*panic)),
     };
     *shared.dead.lock().unwrap_or_else(PoisonError::into_inner) = Some(why.clone());
+    shared.feed.end();
     // After a panic the state machine is not to be trusted; the mailboxes are.
     for (_, route) in engine.routes.by_id.drain() {
         route.mailbox.push(Event::Failed { message: why.clone() });
@@ -109,8 +110,13 @@ impl EngineThread {
             let began_ns = self.shared.now_ns();
             let mut turn = self.turn.take().expect("the device is back between steps");
             let plan = self.state.plan(began_ns, &mut turn.step);
+            let has_copied = copy(&mut self.state, &mut turn);
             let Some(plan) = plan else {
                 self.turn = Some(turn);
+                if has_copied {
+                    // Somebody may have waited for it, and there may be more to copy.
+                    continue;
+                }
                 self.publish();
                 self.shared.inbox.wait();
                 continue;
@@ -127,8 +133,6 @@ impl EngineThread {
             let state = &mut self.state;
             self.masks.finish(&mut |job| state.return_masks(job));
             let turn = flight.wait();
-            let state = &mut self.state;
-            self.masks.finish(&mut |job| state.return_masks(job));
             let now_ns = self.shared.now_ns();
             let turn = match &turn.outcome {
                 Ok(()) => self.take_in(now_ns, plan, turn),
@@ -203,7 +207,9 @@ impl EngineThread {
                 }
             }
             Command::Flush { reply } => {
+                copy(&mut self.state, self.turn.as_mut().expect("the device is back between steps"));
                 let answer = self.state.flush_cache().map(drop).map_err(|e| e.to_string());
+                self.shared.feed.follow(self.state.cache_events());
                 // The asker may have given up; then nobody is told.
                 let _ = reply.send(answer);
             }
@@ -215,6 +221,20 @@ impl EngineThread {
     fn publish(&mut self) {
         let ended = std::mem::take(&mut self.routes.ended);
         self.shared.outstanding.leave(ended);
+        self.shared.feed.follow(self.state.cache_events());
         *self.shared.metrics.lock().unwrap_or_else(PoisonError::into_inner) = self.state.metrics();
     }
+}
+
+/// Carry out the copies ordered so far, between steps; true if there were any. They are few per plan while requests run, so
+/// that a step is not long in coming.
+fn copy(state: &mut EngineState, turn: &mut Turn) -> bool {
+    let mut any = false;
+    while let Some(order) = state.next_copy() {
+        any = true;
+        // A copy that failed is a miss, and counted; a device that is lost shows in the next step.
+        let outcome = turn.runner.copy(&order);
+        state.copied(order.id, outcome.is_ok());
+    }
+    any
 }

@@ -86,6 +86,10 @@ pub struct EngineConfig {
     pub max_logprobs: u32,
     /// Block events of the prefix cache kept for readers, the oldest making room; 0 = none are made.
     pub cache_events: u32,
+    /// Pages kept in host memory when they leave the device, 0 = none.
+    pub host_pages: u32,
+    /// Recurrent states kept there with them.
+    pub host_states: u32,
 }
 
 /// Why a configuration cannot work.
@@ -168,6 +172,8 @@ impl EngineConfig {
             max_waiting: 4096,
             max_logprobs: 20,
             cache_events: 0,
+            host_pages: 0,
+            host_states: 0,
         }
     }
 

@@ -5,10 +5,12 @@
 //! * `simulation`: random workloads and configurations; whatever happens, each request hears what the oracle says.
 //! * `grammar`: constrained requests.
 //! * `cases`: named public faults.
+//! * `host_tier`: pages that leave the device and come back.
 
 mod cases;
 mod fake;
 mod grammar;
+mod host_tier;
 mod hybrid;
 mod oracle;
 mod simulation;

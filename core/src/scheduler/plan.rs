@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     bug::seeded,
-    cache::{index::NodeId, lease::Lease, memory::Memory},
+    cache::{copies::LoadId, index::NodeId, lease::Lease, memory::Memory},
     request::RequestId,
     speculation::width::{self, Offer, StepCost},
 };
@@ -105,6 +105,9 @@ impl std::fmt::Debug for Scheduler {
         write!(f, "Scheduler({} tokens a step, blocked {:?})", self.step_tokens, self.blocked)
     }
 }
+
+/// Times a request waits for pages from host memory, at most.
+const LOADS_MAX: u32 = 4;
 
 /// Whether the step before the one being planned has been taken in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -446,6 +449,10 @@ impl Scheduler {
                 return;
             }
             self.find_prefix(body, memory);
+            if let Some(load) = self.load(body, memory, queues.running.len() as u32) {
+                queues.load(load);
+                continue;
+            }
             let n_found = self.path.len() as u32;
             let computed = if seeded!(HitIsNotCounted) { 0 } else { n_found * memory.page_tokens() };
             let wanted = body.len();
@@ -467,7 +474,7 @@ impl Scheduler {
             let (foreseen, room) =
                 if seeded!(ReturnNeedsNoRoom) && is_preempted { (n_pages, 0) } else { (foreseen, margin) };
             let n_new = foreseen.max(n_pages) - n_found + room;
-            if margin > 0 && !memory.has_available_beside(&self.path, n_new) {
+            if (margin > 0 || memory.n_loads() > 0) && !memory.has_available_beside(&self.path, n_new) {
                 self.blocked = Some((body.id, memory.releases()));
                 return;
             }
@@ -496,6 +503,25 @@ impl Scheduler {
         }
     }
 
+    /// Bring back from host memory what lies beyond `path`. Not for ever: what came back can be evicted again before the
+    /// request is admitted.
+    fn load(&self, body: &mut Body, memory: &mut Memory, margin: u32) -> Option<LoadId> {
+        if !memory.has_host() || body.n_loads == LOADS_MAX || !memory.reuses_prefixes() {
+            return None;
+        }
+        let max_pages = self.reusable_pages(body, memory);
+        let load = memory.start_load(&body.namespace, &body.hashes, &body.tokens, max_pages, &self.path, margin)?;
+        body.n_loads += 1;
+        Some(load)
+    }
+
+    /// Whole pages before what a request computes in any case.
+    fn reusable_pages(&self, body: &Body, memory: &Memory) -> usize {
+        let most = body.len() - u32::from(!seeded!(WholePromptIsReused));
+        let reusable = body.next_prompt_logits().unwrap_or(most).min(most);
+        (reusable / memory.page_tokens()) as usize
+    }
+
     /// Fill `path` with the cached pages a request can start from: at least its last token is computed again, and
     /// every token whose logits it still needs to report. Decides where its recurrent state is stored from there on.
     fn find_prefix(&mut self, body: &mut Body, memory: &Memory) {
@@ -505,9 +531,7 @@ impl Scheduler {
         if !memory.reuses_prefixes() {
             return;
         }
-        let most = body.len() - u32::from(!seeded!(WholePromptIsReused));
-        let reusable = body.next_prompt_logits().unwrap_or(most).min(most);
-        let max_pages = (reusable / memory.page_tokens()) as usize;
+        let max_pages = self.reusable_pages(body, memory);
         memory.index.hash_pages(&body.namespace, &body.tokens, max_pages, &mut body.hashes);
         memory.index.find(&body.namespace, &body.hashes, &body.tokens, max_pages, &mut self.path);
         let n_seen = self.path.len() as u32;

@@ -189,9 +189,15 @@ pub struct EngineOptions {
     /// Recurrent states kept at most for the prefix cache, if memory allows [default: four per sequence]
     #[arg(long, value_name = "N")]
     pub prefix_snapshots: Option<u32>,
+    /// Host memory for cached pages and states that leave the device, like 8GiB [default: none]
+    #[arg(long, value_name = "BYTES", value_parser = bytes, conflicts_with = "no_prefix_cache")]
+    pub host_cache_bytes: Option<u64>,
     /// Compute every prompt from its first token
     #[arg(long)]
     pub no_prefix_cache: bool,
+    /// Block events kept for readers; no option of its own, see `serve --kv-events-config`.
+    #[arg(skip)]
+    pub cache_events: u32,
 }
 
 impl EngineOptions {

@@ -12,6 +12,7 @@ use crate::{
         server,
         state::{ServerConfig, ServerState},
     },
+    kv_events::{KvEventsArgs, Publisher},
     log::{Log, LogFormat},
     progress::Terminal,
 };
@@ -52,14 +53,25 @@ pub struct ServeArgs {
     /// Requests answered at once; more get 429
     #[arg(long, default_value_t = 1024, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_concurrent_requests: u32,
+    /// Block events.
+    #[command(flatten)]
+    pub kv_events: KvEventsArgs,
 }
 
 /// Serve until a signal ends it.
-pub fn run(args: ServeArgs) -> Result<(), CliError> {
+pub fn run(mut args: ServeArgs) -> Result<(), CliError> {
     let log = Log::new(args.log_format);
     if let Some(key) = args.api_keys.iter().find(|key| key.trim().is_empty() || key.trim() != key.as_str()) {
         let what = if key.trim().is_empty() { "an API key is empty" } else { "an API key has blanks around it" };
         return Err(CliError::usage(what, "--api-key or TOKENSPEED_API_KEY", "give each key as one word"));
+    }
+    let kv_events = args.kv_events.config()?;
+    if let Some(config) = &kv_events {
+        if args.engine.no_prefix_cache {
+            let hint = "leave one of the two out";
+            return Err(CliError::usage("without a prefix cache there are no block events", "--no-prefix-cache", hint));
+        }
+        args.engine.cache_events = config.max_queue_size;
     }
     let listener = server::bind(&args.host, args.port)?;
     let address = listener
@@ -86,6 +98,10 @@ pub fn run(args: ServeArgs) -> Result<(), CliError> {
     let url = server::url(address);
     let result = runtime.block_on(async {
         let mut stop = StopSignals::new()?;
+        let publisher = match kv_events {
+            Some(config) => Some(Publisher::bind(config).await?),
+            None => None,
+        };
         let (loaded_sender, loaded) = tokio::sync::oneshot::channel();
         let engine = args.engine.clone();
         std::thread::spawn(move || {
@@ -99,7 +115,15 @@ pub fn run(args: ServeArgs) -> Result<(), CliError> {
         }));
         tokio::select! {
             loaded = loaded => match loaded {
-                Ok(loaded) => announce(&state, loaded?, &url, log),
+                Ok(loaded) => {
+                    let loaded = loaded?;
+                    if let (Some(publisher), Some(events)) = (publisher, loaded.engine.block_events()) {
+                        let (endpoint, replay) = (&publisher.endpoint, &publisher.replay_endpoint);
+                        log.event("block events", &[("endpoint", endpoint), ("replay", replay)]);
+                        publisher.start(events);
+                    }
+                    announce(&state, loaded, &url, log);
+                }
                 Err(_) => return Err(CliError::new("loading the model failed unexpectedly", args.engine.model.as_str(), "")),
             },
             signal = stop.next() => {

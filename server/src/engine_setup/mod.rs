@@ -30,7 +30,7 @@ use std::{path::PathBuf, sync::Arc};
 use tokenspeed_backend_api::backend::DeviceMonitor;
 use tokenspeed_core::{
     client::Engine,
-    driver::{DriverConfig, EngineHandle},
+    driver::{DriverConfig, EngineHandle, StepRunner},
     engine::EngineConfig,
     load::DeviceProgram,
 };
@@ -119,12 +119,21 @@ pub fn load(options: &EngineOptions, progress: &mut dyn Progress) -> Result<Load
 
 /// As [`load`], with an eye on the device.
 pub fn load_watched(options: &EngineOptions, progress: &mut dyn Progress) -> Result<(Loaded, DeviceMonitor), CliError> {
-    start(options, Shape::Serve, progress)
+    start(options, Shape::Serve, progress, Box::new(|program| Box::new(program)))
+}
+
+/// As [`load`], with something between the engine and the device: what it makes of the loaded program runs the steps.
+pub fn load_between(
+    options: &EngineOptions,
+    progress: &mut dyn Progress,
+    between: Box<dyn FnOnce(DeviceProgram) -> Box<dyn StepRunner>>,
+) -> Result<Loaded, CliError> {
+    start(options, Shape::Serve, progress, between).map(|(loaded, _)| loaded)
 }
 
 /// As [`load`], for prompts of token ids: a model without a tokenizer can be measured too.
 pub fn load_ids_only(options: &EngineOptions, progress: &mut dyn Progress) -> Result<Loaded, CliError> {
-    start(options, Shape::ServeIds, progress).map(|(loaded, _)| loaded)
+    start(options, Shape::ServeIds, progress, Box::new(|program| Box::new(program))).map(|(loaded, _)| loaded)
 }
 
 /// The same without an engine thread: the configuration of the state machine and the program that runs its steps, to be
@@ -142,6 +151,7 @@ fn start(
     options: &EngineOptions,
     shape: Shape,
     progress: &mut dyn Progress,
+    between: Box<dyn FnOnce(DeviceProgram) -> Box<dyn StepRunner>>,
 ) -> Result<(Loaded, DeviceMonitor), CliError> {
     let prepared = Prepared::new(options, shape)?;
     let place = resolve_model(&options.model)?;
@@ -157,7 +167,7 @@ fn start(
     let (config, driver, frontend) = (prepared.engine.clone(), driver_config(options), Arc::clone(&prepared.frontend));
     let monitor = prepared.device.monitor();
     let program = prepared.load(progress)?;
-    let engine = EngineHandle::start(config, driver, Box::new(program)).map_err(|e| {
+    let engine = EngineHandle::start(config, driver, between(program)).map_err(|e| {
         CliError::new(e.to_string(), "", "change --max-model-len, --max-num-seqs, --chunked-prefill-size or --memory")
     })?;
     Ok((Loaded { engine, frontend, info }, monitor))
