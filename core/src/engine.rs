@@ -27,6 +27,7 @@ use crate::{
     request::{Event, FinishReason, Request, RequestId},
     sampler::{History, Sampler},
     scheduler::{
+        decision::Decisions,
         marks::MARKS_MAX,
         plan::{Scheduler, StepLimits},
         queue::{self, Queues, Running, Waiting},
@@ -204,7 +205,7 @@ impl EngineState {
         };
         Ok(Self {
             queues: Queues::new(config.max_waiting, config.max_num_seqs),
-            scheduler: Scheduler::new(limits, config.blocks_per_row),
+            scheduler: Scheduler::new(limits, config.blocks_per_row, config.max_waiting, config.scheduling.policy()),
             memory,
             sampler: Sampler::new(config.tokenizer_vocab_size),
             parts: StepParts::new(capacity),
@@ -251,7 +252,7 @@ impl EngineState {
             self.memory.index.hash_pages(&namespace, &tokens, whole, &mut hashes);
         }
         let prompt_logprobs = sampling.prompt_logprobs.map(|_| Vec::with_capacity(tokens.len() - 1));
-        let body = Body {
+        let mut body = Body {
             id,
             rank: (priority, id.0),
             sampling,
@@ -267,7 +268,10 @@ impl EngineState {
             prompt_logprobs,
             is_started: false,
             submitted_ns: now_ns,
+            uncached: prompt_tokens,
+            overtaken_steps: 0,
         };
+        self.scheduler.foresee(&mut body, &self.memory);
         self.queues.wait(Waiting::Queued(Sequence::new(Box::new(body))));
         Ok(id)
     }
@@ -332,11 +336,12 @@ impl EngineState {
     /// While a step is in flight, or if `step` was made for a smaller engine.
     pub fn plan(&mut self, now_ns: u64, step: &mut StepBuffer) -> Option<Plan> {
         assert!(self.in_flight.is_none(), "take in the step in flight before planning another");
-        self.scheduler.plan(&mut self.queues, &mut self.memory, &self.step_cost);
+        self.scheduler.plan(now_ns, &mut self.queues, &mut self.memory, &self.step_cost);
         let verifies = self.verify.is_some();
         let mut plan = self.parts.collect(&mut self.queues, |running| !(verifies && guesses(running)));
         self.sequence += 1;
         plan.sequence = self.sequence;
+        self.scheduler.decisions.sequence = self.sequence;
         // Tables are shared: whichever pass runs first takes in the changes.
         let mut deltas = &self.scheduler.deltas[..];
         if plan.n_rows > 0 {
@@ -360,6 +365,11 @@ impl EngineState {
         let (sequence, n_logit_rows) = (plan.sequence, [plan.n_logit_rows, plan.verify.unwrap_or(0)]);
         self.in_flight = Some(InFlight { sequence, n_logit_rows, decode_only, planned_ns: now_ns });
         Some(plan)
+    }
+
+    /// What the last plan decided about whom, and why.
+    pub fn decisions(&self) -> &Decisions {
+        &self.scheduler.decisions
     }
 
     /// Parameter block of the verify pass planned last.

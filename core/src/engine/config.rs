@@ -6,6 +6,7 @@ use tokenspeed_backend_api::{
 };
 
 use crate::{
+    scheduler::policy::SchedulingConfig,
     speculation::{DRAFT_MAX, SpeculationConfig},
     step::StepCapacity,
     validate::RequestLimits,
@@ -80,6 +81,8 @@ pub struct EngineConfig {
     pub secret: [u64; 2],
     /// Requests waiting at once; more are refused.
     pub max_waiting: u32,
+    /// Who goes first.
+    pub scheduling: SchedulingConfig,
     /// Most alternatives reported per position.
     pub max_logprobs: u32,
 }
@@ -161,6 +164,7 @@ impl EngineConfig {
             speculation: None,
             secret: [0; 2],
             max_waiting: 4096,
+            scheduling: SchedulingConfig::default(),
             max_logprobs: 20,
         }
     }

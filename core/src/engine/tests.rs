@@ -3,10 +3,12 @@
 //! * `fake`: a device whose cache rows hold fingerprints of the exact token history, read through the block tables.
 //! * `oracle`: the same request alone, from its tokens only, in a page of code.
 //! * `simulation`: random workloads and configurations; whatever happens, each request hears what the oracle says.
+//! * `policies`: what each scheduling policy promises.
 //! * `cases`: named public faults.
 
 mod cases;
 mod fake;
 mod hybrid;
 mod oracle;
+mod policies;
 mod simulation;

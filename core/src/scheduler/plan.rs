@@ -6,13 +6,18 @@
 //!   is last itself just waits a step. The first in order can always go on, hence so does everything, in the end.
 //! * No thrash: a preempted request comes back first, and only when all its tokens, and a page for every request that
 //!   runs, fit. A new one needs room for its next chunk (and its first generated token), with the same margin.
-//! * Admission is strictly in order: a request that does not fit is not overtaken.
+//! * Admission is strictly in the order of the [`Policy`]: a request that does not fit is not overtaken. A policy other
+//!   than first come, first served also decides whose prompt tokens a step computes (see [`Turns`]); what its favourites
+//!   could not use goes to the others in order of arrival.
+//! * What was decided about whom, and why, is left in [`Scheduler::decisions`].
 
 use tokenspeed_backend_api::abi::ts_table_delta;
 
 use super::{
+    decision::{Decisions, What, Why},
     marks,
-    queue::{Queues, Running, Waiting},
+    policy::{Policy, Waiter, turns::Turns},
+    queue::{Queues, Running, Waiting, present},
     sequence::{Active, Body},
 };
 use crate::{
@@ -56,6 +61,12 @@ pub struct Scheduler {
     /// Pages found beyond `path` that cannot be resumed from.
     n_cut_pages: u32,
     offers: Vec<Offer>,
+    policy: Box<dyn Policy>,
+    turns: Turns,
+    /// Plans made, to look again at one waiting request now and then.
+    n_plans: u64,
+    /// Of the last plan.
+    pub decisions: Decisions,
     /// Block-table changes of the step being planned.
     pub deltas: Vec<ts_table_delta>,
     /// Requests that lost their memory, since start.
@@ -79,8 +90,12 @@ struct Budget {
 
 impl Scheduler {
     /// With nothing planned.
-    pub fn new(limits: StepLimits, blocks_per_row: u32) -> Self {
+    pub fn new(limits: StepLimits, blocks_per_row: u32, max_waiting: u32, policy: Box<dyn Policy>) -> Self {
         Self {
+            turns: Turns::new(if policy.is_first_come() { 0 } else { max_waiting }, limits.max_num_seqs),
+            policy,
+            n_plans: 0,
+            decisions: Decisions::new(limits.max_num_seqs),
             step_tokens: limits.max_batch_tokens,
             blocked: None,
             path: Vec::with_capacity(blocks_per_row as usize),
@@ -98,9 +113,11 @@ impl Scheduler {
         self.step_tokens = tokens;
     }
 
-    /// Plan a step: sets `planned` of the requests that take part, and `deltas`.
-    pub fn plan(&mut self, queues: &mut Queues, memory: &mut Memory, cost: &StepCost) {
+    /// Plan a step: sets `planned` of the requests that take part, `deltas` and `decisions`.
+    pub fn plan(&mut self, now_ns: u64, queues: &mut Queues, memory: &mut Memory, cost: &StepCost) {
         self.deltas.clear();
+        self.decisions.list.clear();
+        self.look_again(queues, memory);
         let mut n_decode = queues.iter_running().filter(|r| matches!(r, Running::Decoding(_))).count() as u32;
         let n_drafts = if self.limits.draft_max > 0 { self.guess(queues, memory, n_decode, cost) } else { 0 };
         n_decode += n_drafts;
@@ -113,13 +130,73 @@ impl Scheduler {
                 .min(limits.max_batch_tokens - n_decode),
             prompt_logit_rows: limits.max_logit_rows - limits.max_num_seqs - n_drafts,
         };
+        self.deal(queues, &budget);
+        let n_preemptions = self.n_preemptions;
         let mut at = 0;
         // Preemption shortens the list behind `at`.
         while at < queues.running.len() {
             self.plan_running(at, queues, memory, &mut budget);
             at += 1;
         }
-        self.admit(queues, memory, &mut budget);
+        // Whoever lost memory in this plan returns in a later one; the policy's order does not know of it yet.
+        let stopped = if !self.policy.is_first_come() && self.n_preemptions > n_preemptions {
+            (!queues.waiting.is_empty()).then_some(Why::NoPages)
+        } else {
+            self.admit(now_ns, queues, memory, &mut budget)
+        };
+        let mut why_not = if budget.tokens < self.limits.chunk_grid { Why::StepBudget } else { Why::NoPages };
+        if !self.policy.is_first_come() {
+            if why_not == Why::StepBudget {
+                why_not = Why::Policy;
+            }
+            self.plan_rest(queues, memory, &mut budget);
+            self.turns.count_overtaken(queues);
+        }
+        (self.decisions.planned_ns, self.decisions.budget_tokens) = (now_ns, self.step_tokens);
+        self.decisions.conclude(queues, why_not, stopped);
+    }
+
+    /// Let the policy, if it does not go by arrival, say how many prompt tokens each running request may have.
+    fn deal(&mut self, queues: &Queues, budget: &Budget) {
+        if self.policy.is_first_come() {
+            return;
+        }
+        let mut turns = std::mem::replace(&mut self.turns, Turns::new(0, 0));
+        let n_free_seats = self.limits.max_num_seqs as usize - queues.running.len();
+        turns.deal(&*self.policy, queues, budget.tokens, self.limits.chunk_cap, n_free_seats, |running, most| {
+            let (body, active) = running.parts();
+            self.chunk(active.computed, body.next_mark().unwrap_or(body.len()), most)
+        });
+        self.turns = turns;
+    }
+
+    /// Give what the policy's favourites could not use to the others, in order of arrival.
+    fn plan_rest(&mut self, queues: &mut Queues, memory: &mut Memory, budget: &mut Budget) {
+        self.turns.lift();
+        let mut at = 0;
+        while at < queues.running.len() && budget.tokens > 0 {
+            let running = present(&queues.running[at]);
+            if matches!(running, Running::Prefilling(_)) && running.parts().1.planned == 0 {
+                self.plan_running(at, queues, memory, budget);
+            }
+            at += 1;
+        }
+    }
+
+    /// How much of one of the waiting prompts is cached by now; each has its turn.
+    fn look_again(&mut self, queues: &mut Queues, memory: &Memory) {
+        const EVERY: u64 = 8;
+        self.n_plans += 1;
+        let n = queues.waiting.len() as u64;
+        if n > 0 && self.n_plans.is_multiple_of(EVERY) {
+            self.foresee(queues.waiting[(self.n_plans / EVERY % n) as usize].body_mut(), memory);
+        }
+    }
+
+    /// Note how many tokens of a waiting request the cache does not have.
+    pub fn foresee(&mut self, body: &mut Body, memory: &Memory) {
+        self.find_prefix(body, memory);
+        body.uncached = body.len() - self.path.len() as u32 * memory.page_tokens();
     }
 
     /// Let decoding requests guess, as far as it pays and the step has room; returns how many tokens that adds.
@@ -185,7 +262,7 @@ impl Scheduler {
                 let is_left = budget.tokens > 0 || !seeded!(DecodingWaitsForPrefill);
                 if is_left { wanted - active.computed + body.drafts.len() } else { 0 }
             } else {
-                let cap = self.chunk_cap(budget, body.next_prompt_logits().is_some());
+                let cap = self.chunk_cap(budget, body.next_prompt_logits().is_some()).min(self.turns.share(at));
                 let held = (active.lease.n_pages() + memory.n_available()) * memory.page_tokens();
                 let end = body.next_mark().unwrap_or(wanted);
                 // A shorter chunk is better than taking another request's pages, if any fits.
@@ -207,22 +284,26 @@ impl Scheduler {
                 self.take_part(body.next_prompt_logits(), body.prompt_tokens, active, n_tokens, is_decoding, budget);
                 break;
             }
-            if at + 1 >= queues.running.len() {
+            // Whoever is in the step already keeps its memory.
+            let is_planned = |slot: &Option<Running>| slot.as_ref().is_some_and(|other| other.parts().1.planned > 0);
+            if at + 1 >= queues.running.len() || queues.running.last().is_some_and(is_planned) {
                 break;
             }
             let last = if seeded!(NextInOrderIsPreempted) { at + 1 } else { queues.running.len() - 1 };
             let victim = queues.running.remove(last).expect("present: only slot `at` is empty");
+            self.decisions.note(victim.parts().0.id, What::Preempted { by: body.id });
             self.preempt(victim, queues, memory);
         }
         queues.running[at] = Some(running);
     }
 
     fn preempt(&mut self, victim: Running, queues: &mut Queues, memory: &mut Memory) {
-        let preempted = match victim {
+        let mut preempted = match victim {
             Running::Prefilling(sequence) => sequence.preempt(memory),
             Running::Decoding(sequence) => sequence.preempt(memory),
             Running::Leaving(_) => unreachable!("requests leave when the step in flight ends"),
         };
+        self.foresee(&mut preempted.body, memory);
         self.n_preemptions += 1;
         queues.wait(Waiting::Preempted(preempted));
     }
@@ -280,25 +361,63 @@ impl Scheduler {
         }
     }
 
-    /// Admit waiting requests in order while they fit.
-    fn admit(&mut self, queues: &mut Queues, memory: &mut Memory, budget: &mut Budget) {
-        while (queues.running.len() as u32) < self.limits.max_num_seqs && budget.tokens > 0 && memory.has_seat() {
-            let Some(head) = queues.waiting.front_mut() else { return };
-            let is_preempted = matches!(head, Waiting::Preempted(_));
+    /// Where the next request to admit waits.
+    fn next_waiting(&mut self, queues: &Queues) -> Option<usize> {
+        if self.policy.is_first_come() {
+            (!queues.waiting.is_empty()).then_some(0)
+        } else {
+            self.turns.next_waiting(queues)
+        }
+    }
+
+    /// Whether the policy keeps new requests waiting. There must be other work, and no prefill they could go along with.
+    fn holds(&self, now_ns: u64, queues: &Queues, budget: &Budget) -> bool {
+        let is_prefilling = |r: &Running| matches!(r, Running::Prefilling(_)) && r.parts().1.planned > 0;
+        let has_work = queues.iter_running().any(|running| running.parts().1.planned > 0);
+        if !has_work || queues.iter_running().any(is_prefilling) {
+            return false;
+        }
+        let mut waiters = queues.waiting.iter().filter_map(|waiting| {
+            let Waiting::Queued(sequence) = waiting else { return None };
+            let (remaining, waited_ns) = (sequence.body.uncached, now_ns.saturating_sub(sequence.body.submitted_ns));
+            Some(Waiter { remaining, waited_ns })
+        });
+        self.policy.holds(budget.tokens.min(self.limits.chunk_cap), &mut waiters)
+    }
+
+    /// Admit waiting requests in order while they fit; says why the next one was not.
+    fn admit(&mut self, now_ns: u64, queues: &mut Queues, memory: &mut Memory, budget: &mut Budget) -> Option<Why> {
+        loop {
+            let at = match self.next_waiting(queues) {
+                Some(at) => at,
+                None => return (!queues.waiting.is_empty()).then_some(Why::NoSeat),
+            };
+            if queues.running.len() as u32 >= self.limits.max_num_seqs || !memory.has_seat() {
+                return Some(Why::NoSeat);
+            }
+            if budget.tokens == 0 {
+                return Some(Why::StepBudget);
+            }
+            let is_preempted = matches!(queues.waiting[at], Waiting::Preempted(_));
+            if !is_preempted && self.holds(now_ns, queues, budget) {
+                return Some(Why::Coalescing);
+            }
+            let head = &mut queues.waiting[at];
             let body = head.body_mut();
             if self.blocked == Some((body.id, memory.releases())) {
-                return;
+                return Some(Why::NoPages);
             }
             self.find_prefix(body, memory);
             let n_found = self.path.len() as u32;
             let computed = if seeded!(HitIsNotCounted) { 0 } else { n_found * memory.page_tokens() };
             let wanted = body.len();
+            body.uncached = wanted - computed;
             let cap = self.chunk_cap(budget, body.next_prompt_logits().is_some());
             let n_tokens = self.chunk(computed, body.next_mark().unwrap_or(wanted), cap);
             let n_pages = memory.pages_of(with_tail(computed + n_tokens, wanted, memory));
             let n_deltas = n_pages as usize * self.limits.paged_components.len();
             if n_tokens == 0 || self.deltas.len() + n_deltas > self.limits.max_deltas as usize {
-                return;
+                return Some(if n_tokens == 0 { Why::StepBudget } else { Why::StepRoom });
             }
             // Whatever comes next must fit too: the first generated token, and all of a request that comes back.
             let foreseen = if is_preempted || computed + n_tokens == wanted {
@@ -311,12 +430,13 @@ impl Scheduler {
                 if seeded!(ReturnNeedsNoRoom) && is_preempted { (n_pages, 0) } else { (foreseen, margin) };
             if foreseen.max(n_pages) - n_found + room > memory.n_available_beside(&self.path) && margin > 0 {
                 self.blocked = Some((body.id, memory.releases()));
-                return;
+                return Some(Why::NoPages);
             }
             let max_pages = memory.pages_of(body.max_len) as usize;
             self.n_cut_tokens += u64::from(self.n_cut_pages * memory.page_tokens());
             let lease = Lease::open(memory, &self.path, max_pages);
-            let mut sequence = match queues.waiting.pop_front().expect("looked at above") {
+            self.decisions.note(body.id, What::Admitted { cached: computed, returns: is_preempted });
+            let mut sequence = match queues.waiting.remove(at).expect("looked at above") {
                 Waiting::Queued(sequence) => sequence.admit(lease, computed),
                 Waiting::Preempted(sequence) => sequence.admit(lease, computed),
             };

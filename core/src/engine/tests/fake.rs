@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::{
     engine::{ComponentClass, EngineConfig, EngineState, Logits, Pass, Plan},
     request::{Event, RequestId},
+    scheduler::decision::{WAITING_NAMED_MAX, What},
     step::{StepBuffer, StepReader},
 };
 
@@ -163,7 +164,33 @@ impl Rig {
 
     pub fn plan(&mut self) -> Option<Plan> {
         self.now_ns += 1000;
-        self.engine.plan(self.now_ns, &mut self.step)
+        let plan = self.engine.plan(self.now_ns, &mut self.step);
+        if let Some(plan) = &plan {
+            self.check_decisions(plan);
+        }
+        plan
+    }
+
+    /// Who runs and who waits is written down once each, and adds up.
+    fn check_decisions(&self, plan: &Plan) {
+        let decisions = self.engine.decisions();
+        assert_eq!((decisions.sequence, decisions.planned_ns), (plan.sequence, self.now_ns));
+        assert_eq!(decisions.decode_tokens, plan.n_decode_tokens);
+        assert_eq!(decisions.decode_tokens + decisions.prefill_tokens, plan.n_tokens);
+        let mut said = BTreeMap::new();
+        for decision in &decisions.list {
+            let tokens = match decision.what {
+                What::Prefills { tokens, .. } | What::Decodes { tokens, .. } => tokens,
+                What::Waits(_) => 0,
+                What::Admitted { .. } | What::Preempted { .. } => continue,
+            };
+            assert!(said.insert(decision.id, tokens).is_none(), "{:?} is named twice", decision.id);
+        }
+        for holder in self.engine.holders() {
+            assert_eq!(said.remove(&holder.id), Some(holder.planned));
+        }
+        let waiting = (decisions.waiting as usize).min(WAITING_NAMED_MAX);
+        assert!(said.len() == waiting && said.values().all(|tokens| *tokens == 0), "waiting ones: {said:?}");
     }
 
     pub fn abort(&mut self, id: RequestId) -> bool {

@@ -11,31 +11,32 @@ use super::{fake::Rig, oracle};
 use crate::{
     engine::{ComponentClass, ComponentConfig, EngineConfig},
     request::{Event, FinishReason, Request, RequestId, SamplingParams},
+    scheduler::policy::{Order, SchedulingConfig},
     speculation::SpeculationConfig,
 };
 use std::collections::BTreeMap;
 
 /// splitmix64.
-struct Rng(u64);
+pub struct Rng(pub u64);
 
 impl Rng {
-    fn next(&mut self) -> u64 {
+    pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut x = self.0;
         x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
         x ^ x >> 31
     }
-    fn below(&mut self, n: u32) -> u32 {
+    pub fn below(&mut self, n: u32) -> u32 {
         (self.next() % u64::from(n)) as u32
     }
-    fn between(&mut self, low: u32, high: u32) -> u32 {
+    pub fn between(&mut self, low: u32, high: u32) -> u32 {
         low + self.below(high - low + 1)
     }
-    fn one_in(&mut self, n: u32) -> bool {
+    pub fn one_in(&mut self, n: u32) -> bool {
         self.below(n) == 0
     }
-    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+    pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.below(from.len() as u32) as usize]
     }
 }
@@ -71,6 +72,12 @@ fn random_config(rng: &mut Rng) -> EngineConfig {
         config.max_logit_rows += rng.below(20);
         config.speculation = Some(SpeculationConfig { draft_max: rng.between(1, 15), ngram: rng.between(1, 3) });
     }
+    config.scheduling = SchedulingConfig {
+        order: rng.pick(&[Order::FirstCome, Order::FirstCome, Order::ShortestPrefill]),
+        overtaken_steps_max: rng.pick(&[0, 3, 64]),
+        // In steps of 2,000 ns.
+        coalescing_ns: rng.pick(&[0, 0, 0, 20_000, u64::MAX]),
+    };
     config
 }
 
