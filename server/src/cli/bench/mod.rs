@@ -8,6 +8,7 @@ pub mod bandwidth;
 pub mod client;
 pub mod engine;
 pub mod model;
+pub mod plot;
 pub mod report;
 pub mod serve;
 
