@@ -12,6 +12,7 @@ use std::{
 
 use crate::{
     request::{Event, Request, RequestId},
+    scheduler::trace::StepRecord,
     speculation::DRAFT_MAX,
 };
 
@@ -103,6 +104,16 @@ pub trait Engine: Send + Sync {
     fn drain(&self);
     /// Drop every cached prefix. Errors when requests are running.
     fn flush_cache(&self) -> Result<(), String>;
+    /// Up to `most` steps numbered above `after` with all their decisions, oldest first, as far as they are kept.
+    fn steps(&self, after: u64, most: usize) -> Vec<StepRecord> {
+        let _ = (after, most);
+        Vec::new()
+    }
+    /// The last `n` steps, oldest first.
+    fn last_steps(&self, n: usize) -> Vec<StepRecord> {
+        let _ = n;
+        Vec::new()
+    }
 }
 
 #[derive(Default)]

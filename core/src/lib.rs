@@ -9,6 +9,7 @@ pub mod engine;
 pub mod load;
 pub mod lower;
 pub mod memory;
+pub mod overload;
 pub mod request;
 pub mod sampler;
 pub mod scheduler;

@@ -11,4 +11,5 @@ pub mod generation;
 pub mod http;
 pub mod log;
 pub mod progress;
+pub mod step_trace_file;
 pub mod text_frontend;

@@ -8,13 +8,15 @@
 //! requests that were running and the engine goes on if the device says it is well; a lost device or a panic of this
 //! thread ends the engine, `health` says so, and every request hears `Failed`.
 
-mod budget;
+pub mod budget;
+pub mod cost;
 mod inbox;
+mod report;
 mod thread;
 
 use std::{
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -23,7 +25,9 @@ use std::{
 use crate::{
     client::{Engine, EventStream, Limits, Mailbox, Metrics, SubmitError},
     engine::{ConfigError, EngineConfig, EngineState, Pass},
+    overload::Gate,
     request::{Request, RequestId},
+    scheduler::trace::{StepRecord, StepTrace},
 };
 use inbox::{Command, Inbox};
 
@@ -42,13 +46,15 @@ pub trait StepRunner: Send {
 pub struct DriverConfig {
     /// Target of a mixed step; `None` = twice the measured decode-only step.
     pub step_time_target_ms: Option<f64>,
+    /// Requests that would start later than this are refused; `None` = nobody is, before too many wait.
+    pub max_queue_delay: Option<Duration>,
     /// A step longer than this makes `health` report the engine as stuck.
     pub stuck_after: Duration,
 }
 
 impl Default for DriverConfig {
     fn default() -> Self {
-        Self { step_time_target_ms: None, stuck_after: Duration::from_secs(120) }
+        Self { step_time_target_ms: None, max_queue_delay: None, stuck_after: Duration::from_secs(120) }
     }
 }
 
@@ -56,6 +62,8 @@ impl Default for DriverConfig {
 struct Shared {
     inbox: Inbox,
     metrics: Mutex<Metrics>,
+    gate: Mutex<Gate>,
+    trace: Mutex<StepTrace>,
     /// Requests submitted and not yet ended.
     outstanding: AtomicU64,
     draining: AtomicBool,
@@ -71,7 +79,15 @@ impl Shared {
     }
 
     fn dead(&self) -> Option<String> {
-        self.dead.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+        self.dead.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn gate(&self) -> MutexGuard<'_, Gate> {
+        self.gate.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn trace(&self) -> MutexGuard<'_, StepTrace> {
+        self.trace.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// For callers who already know that the thread has ended.
@@ -108,6 +124,8 @@ impl EngineHandle {
         let shared = Arc::new(Shared {
             inbox: Inbox::default(),
             metrics: Mutex::new(state.metrics()),
+            gate: Mutex::new(Gate::new(driver.max_queue_delay.map(|delay| delay.as_nanos() as u64))),
+            trace: Mutex::default(),
             outstanding: AtomicU64::new(0),
             draining: AtomicBool::new(false),
             dead: Mutex::new(None),
@@ -149,6 +167,10 @@ impl Engine for EngineHandle {
             shared.outstanding.fetch_sub(1, Ordering::AcqRel);
             return Err(SubmitError::Overloaded { retry_after_s: 1 });
         }
+        if let Err(refusal) = shared.gate().ask(request.priority, request.prompt.len() as u32) {
+            shared.outstanding.fetch_sub(1, Ordering::AcqRel);
+            return Err(SubmitError::Overloaded { retry_after_s: refusal.retry_after_s });
+        }
         let ticket = RequestId(self.next_ticket.fetch_add(1, Ordering::Relaxed));
         let capacity = request.sampling.max_tokens.min(self.limits.max_model_len).min(MAILBOX_EVENTS_MAX) + 2;
         let mailbox = Mailbox::new(capacity as usize);
@@ -164,7 +186,7 @@ impl Engine for EngineHandle {
     }
 
     fn metrics(&self) -> Metrics {
-        self.shared.metrics.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+        self.shared.metrics.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn limits(&self) -> Limits {
@@ -193,6 +215,26 @@ impl Engine for EngineHandle {
             return Err(self.shared.why_dead());
         }
         answer.recv().map_err(|_| self.shared.why_dead())?
+    }
+
+    fn steps(&self, after: u64, most: usize) -> Vec<StepRecord> {
+        // The engine's thread waits for the lock: a few steps at a time.
+        const AT_ONCE: usize = 32;
+        let (mut steps, mut after) = (Vec::new(), after);
+        while steps.len() < most {
+            let before = steps.len();
+            self.shared.trace().copy(after, AT_ONCE.min(most - before), &mut steps);
+            match steps.last() {
+                Some(last) if steps.len() > before => after = last.decisions.sequence,
+                _ => break,
+            }
+        }
+        steps
+    }
+
+    fn last_steps(&self, n: usize) -> Vec<StepRecord> {
+        let before = self.shared.trace().before_last(n);
+        self.steps(before, n)
     }
 }
 

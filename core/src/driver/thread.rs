@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, PoisonError, atomic::Ordering},
 };
 
-use super::{Shared, StepRunner, budget::StepBudget, inbox::Command};
+use super::{Shared, StepRunner, budget::StepBudget, inbox::Command, report::Reporter};
 use crate::{
     client::Mailbox,
     engine::{EngineState, Logits, Pass, Plan, SubmitError},
@@ -45,6 +45,7 @@ pub(super) fn main(shared: Arc<Shared>, state: EngineState, runner: Box<dyn Step
     let mut engine = EngineThread {
         step: state.new_step_buffer(),
         budget: StepBudget::new(target_ms),
+        reporter: Reporter::new(shared.gate().is_on()),
         routes: Routes::default(),
         shared: Arc::clone(&shared),
         state,
@@ -79,6 +80,7 @@ struct EngineThread {
     runner: Box<dyn StepRunner>,
     step: StepBuffer,
     budget: StepBudget,
+    reporter: Reporter,
     routes: Routes,
 }
 
@@ -96,6 +98,8 @@ impl EngineThread {
             let began_ns = self.shared.now_ns();
             match self.state.plan(began_ns, &mut self.step) {
                 Some(plan) => {
+                    self.shared.trace().planned(self.state.decisions());
+                    let sequence = plan.sequence;
                     self.shared.step_began_ns.store(began_ns.max(1), Ordering::Release);
                     let (decode, prefill) = (plan.n_decode_tokens, plan.n_tokens - plan.n_decode_tokens);
                     let outcome = self.run_passes(&plan);
@@ -121,6 +125,8 @@ impl EngineThread {
                     self.shared.step_began_ns.store(0, Ordering::Release);
                     self.budget.observe(decode, prefill, now_ns - began_ns);
                     self.state.set_step_tokens(self.budget.tokens(decode));
+                    self.shared.trace().ended(sequence, self.shared.now_ns());
+                    self.reporter.step(decode, now_ns - began_ns);
                     self.publish();
                 }
                 None => {
@@ -144,6 +150,7 @@ impl EngineThread {
     /// True for `Stop`.
     fn obey(&mut self, command: Command) -> bool {
         let routes = &mut self.routes;
+        self.reporter.obeyed(&command);
         match command {
             Command::Submit { ticket, request, mailbox } => match self.state.submit(*request, self.shared.now_ns()) {
                 Ok(id) => {
@@ -176,6 +183,8 @@ impl EngineThread {
     fn publish(&mut self) {
         let ended = std::mem::take(&mut self.routes.ended);
         self.shared.outstanding.fetch_sub(ended, Ordering::AcqRel);
-        *self.shared.metrics.lock().unwrap_or_else(PoisonError::into_inner) = self.state.metrics();
+        let metrics = self.state.metrics();
+        self.reporter.report(&self.state, &metrics, &self.budget, &self.shared);
+        *self.shared.metrics.lock().unwrap_or_else(PoisonError::into_inner) = metrics;
     }
 }

@@ -1,6 +1,6 @@
 //! `tokenspeed serve`: bind, load, announce, serve, drain.
 
-use std::{io::Write as _, time::Duration};
+use std::{io::Write as _, path::PathBuf, time::Duration};
 
 use clap::Args;
 
@@ -14,6 +14,7 @@ use crate::{
     },
     log::{Log, LogFormat},
     progress::Terminal,
+    step_trace_file::StepTraceFile,
 };
 
 /// Arguments of `serve`.
@@ -52,6 +53,9 @@ pub struct ServeArgs {
     /// Requests answered at once; more get 429
     #[arg(long, default_value_t = 1024, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_concurrent_requests: u32,
+    /// Write what each step did, for whom and why, as a Chrome trace; open it in Perfetto
+    #[arg(long, value_name = "FILE")]
+    pub trace_steps: Option<PathBuf>,
 }
 
 /// Serve until a signal ends it.
@@ -61,6 +65,7 @@ pub fn run(args: ServeArgs) -> Result<(), CliError> {
         let what = if key.trim().is_empty() { "an API key is empty" } else { "an API key has blanks around it" };
         return Err(CliError::usage(what, "--api-key or TOKENSPEED_API_KEY", "give each key as one word"));
     }
+    let trace = args.trace_steps.as_deref().map(StepTraceFile::create).transpose()?;
     let listener = server::bind(&args.host, args.port)?;
     let address = listener
         .local_addr()
@@ -99,7 +104,13 @@ pub fn run(args: ServeArgs) -> Result<(), CliError> {
         }));
         tokio::select! {
             loaded = loaded => match loaded {
-                Ok(loaded) => announce(&state, loaded?, &url, log),
+                Ok(loaded) => {
+                    let loaded = loaded?;
+                    if let Some(trace) = &trace {
+                        trace.follow(loaded.engine.clone());
+                    }
+                    announce(&state, loaded, &url, log);
+                }
                 Err(_) => return Err(CliError::new("loading the model failed unexpectedly", args.engine.model.as_str(), "")),
             },
             signal = stop.next() => {
@@ -120,8 +131,14 @@ pub fn run(args: ServeArgs) -> Result<(), CliError> {
             },
             second = stop.next() => {
                 log.event("stopped at once", &[("signal", second)]);
+                if let Some(trace) = trace {
+                    trace.finish();
+                }
                 std::process::exit(130);
             }
+        }
+        if let Some(trace) = trace {
+            trace.finish();
         }
         Ok(())
     });

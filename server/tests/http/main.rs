@@ -3,6 +3,7 @@ mod bad_requests;
 mod clients;
 mod kimi;
 mod lifecycle;
+mod overload;
 mod response_shape;
 mod support;
 mod terminal;
