@@ -99,6 +99,7 @@ mod switch {
         SnapshotsAreNeverKept: "No boundary of a hybrid model is ever resumable.",
         RejectedGuessCounts: "Rows of rejected guesses count as computed.",
         WrongGuessIsAccepted: "A guess is accepted whatever was sampled in its place.",
+        PlannedAheadIsNotAnnounced: "The device does not hear of pages given out ahead.",
         GuessesTakeOthersPages: "Guesses take pages that requests behind need.",
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! The caller owns threads, the clock and the device. One turn is: [`EngineState::plan`] writes the parameter block of
 //! a step, the caller runs it, [`EngineState::advance`] takes the logits and delivers what they mean. `submit` and
-//! `abort` may come between the two. At most one step is in flight; a plan is a move-only ticket for it.
+//! `abort` may come between the two, and so may [`EngineState::plan_ahead`]. At most one step is in flight; a plan is a
+//! move-only ticket for it.
 //!
 //! Rejected: an engine that owns its thread. The simulator could then not own time, and a failing seed not replay.
 #![forbid(unsafe_code)]
@@ -197,6 +198,8 @@ impl EngineState {
             max_batch_tokens: config.max_batch_tokens,
             max_logit_rows: config.max_logit_rows,
             max_deltas: capacity.deltas,
+            late_deltas: config.late_deltas(),
+            table_rows: config.table_rows,
             chunk_cap: config.chunked_prefill_size,
             chunk_grid: config.chunk_grid(),
             max_model_len: config.max_model_len,
@@ -330,6 +333,14 @@ impl EngineState {
         true
     }
 
+    /// Plan the step after the one in flight, as far as that can be done before it has been taken in; the next
+    /// [`EngineState::plan`] completes it. Optional: it moves work into the time in which the device computes, and
+    /// changes no answer. False, and nothing happens, if guesses are in flight or could be made, if there already is such a
+    /// plan, or if nothing is in flight.
+    pub fn plan_ahead(&mut self) -> bool {
+        self.in_flight.is_some() && self.scheduler.plan_ahead(&mut self.queues, &mut self.memory)
+    }
+
     /// Choose the next step and write its parameter block; `None` when there is nothing to run.
     ///
     /// # Panics
@@ -435,6 +446,7 @@ impl EngineState {
     pub fn fail_all(&mut self, message: &str, deliver: &mut Deliver<'_>) {
         self.in_flight = None;
         self.replay.clear();
+        self.scheduler.forget_ahead();
         let mut fail = |counters: &mut Counters, id| {
             counters.fail();
             deliver(id, Event::Failed { message: message.to_owned() });

@@ -6,6 +6,7 @@
 
 pub mod decision;
 pub mod marks;
+pub mod outlook;
 pub mod plan;
 pub mod policy;
 pub mod queue;

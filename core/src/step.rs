@@ -63,6 +63,14 @@ impl StepBuffer {
         &self.storage[self.start..self.start + self.bytes]
     }
 
+    /// Become a copy of `other`, which must fit.
+    pub fn copy_from(&mut self, other: &Self) {
+        let bytes = other.bytes();
+        assert!(self.start + bytes.len() <= self.storage.len(), "{} bytes do not fit", bytes.len());
+        self.storage[self.start..self.start + bytes.len()].copy_from_slice(bytes);
+        self.bytes = bytes.len();
+    }
+
     /// What fits.
     pub fn capacity(&self) -> StepCapacity {
         self.capacity
@@ -93,7 +101,7 @@ impl StepBuffer {
                 row.state_read,
                 row.state_write,
                 row.state_tokens,
-                0,
+                row.branch_offset,
             ]);
         }
         let tokens_offset = out.align();

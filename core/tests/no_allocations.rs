@@ -90,6 +90,11 @@ fn steady_decoding_of_64_requests_allocates_nothing() {
             let Some(plan) = engine.plan(0, &mut step) else { break };
             let mut during = allocations() - before;
             let is_steady = plan.n_rows == REQUESTS && plan.n_decode_tokens == REQUESTS;
+            let before = allocations();
+            if round == 1 {
+                assert!(engine.plan_ahead());
+            }
+            during += allocations() - before;
             let used = plan.n_logit_rows as usize * VOCABULARY;
             for logit in &mut logits[..used] {
                 noise = noise.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);

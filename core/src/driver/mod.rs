@@ -1,6 +1,7 @@
-//! The thin driver: one thread that turns the state machine's plans into steps of a device, and a handle to it.
+//! The thin driver: a thread that turns the state machine's plans into steps of a device, the device's own thread, and a
+//! handle to both.
 //!
-//! The thread owns the engine state and the device; callers talk to it through an inbox and hear events through
+//! The engine thread owns the engine state and lends the device out for each step; callers talk to it through an inbox and hear events through
 //! mailboxes, so nobody ever waits on the engine's lock. Everything here is about time and threads; every decision is
 //! the state machine's.
 //!
@@ -10,6 +11,7 @@
 
 pub mod budget;
 pub mod cost;
+mod device;
 mod inbox;
 mod report;
 mod thread;
@@ -50,11 +52,14 @@ pub struct DriverConfig {
     pub max_queue_delay: Option<Duration>,
     /// A step longer than this makes `health` report the engine as stuck.
     pub stuck_after: Duration,
+    /// Plan the next step while the device runs one.
+    pub overlap: bool,
 }
 
 impl Default for DriverConfig {
     fn default() -> Self {
-        Self { step_time_target_ms: None, max_queue_delay: None, stuck_after: Duration::from_secs(120) }
+        let stuck_after = Duration::from_secs(120);
+        Self { step_time_target_ms: None, max_queue_delay: None, stuck_after, overlap: true }
     }
 }
 
@@ -96,6 +101,12 @@ impl Shared {
     }
 }
 
+/// What a caught panic says.
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+    text.unwrap_or("no message").to_owned()
+}
+
 /// A running engine. Dropping the last handle stops the thread after the step in flight.
 pub struct EngineHandle {
     shared: Arc<Shared>,
@@ -124,7 +135,7 @@ impl EngineHandle {
         let shared = Arc::new(Shared {
             inbox: Inbox::default(),
             metrics: Mutex::new(state.metrics()),
-            gate: Mutex::new(Gate::new(driver.max_queue_delay.map(|delay| delay.as_nanos() as u64))),
+            gate: Mutex::new(Gate::new(max_queue_delay.map(|delay| delay.as_nanos() as u64))),
             trace: Mutex::default(),
             outstanding: AtomicU64::new(0),
             draining: AtomicBool::new(false),
@@ -133,19 +144,12 @@ impl EngineHandle {
             epoch: Instant::now(),
         });
         let for_thread = Arc::clone(&shared);
-        let target = driver.step_time_target_ms;
+        let DriverConfig { step_time_target_ms, max_queue_delay, stuck_after, overlap } = driver;
         let thread = std::thread::Builder::new()
             .name("engine".into())
-            .spawn(move || thread::main(for_thread, state, runner, target))
+            .spawn(move || thread::main(for_thread, state, runner, step_time_target_ms, overlap))
             .expect("a thread can be started");
-        Ok(Arc::new(Self {
-            shared,
-            limits,
-            config,
-            stuck_after: driver.stuck_after,
-            next_ticket: AtomicU64::new(1),
-            thread: Some(thread),
-        }))
+        Ok(Arc::new(Self { shared, limits, config, stuck_after, next_ticket: AtomicU64::new(1), thread: Some(thread) }))
     }
 }
 

@@ -6,12 +6,17 @@ use std::{
     sync::{Arc, PoisonError, atomic::Ordering},
 };
 
-use super::{Shared, StepRunner, budget::StepBudget, inbox::Command, report::Reporter};
+use super::{
+    Shared, StepRunner,
+    budget::StepBudget,
+    device::{DeviceThread, Failure, Turn},
+    inbox::Command,
+    report::Reporter,
+};
 use crate::{
     client::Mailbox,
     engine::{EngineState, Logits, Pass, Plan, SubmitError},
     request::{Event, RequestId},
-    step::StepBuffer,
 };
 
 /// Where a request's events go. Only looked up, never iterated except to fail everybody.
@@ -41,24 +46,28 @@ impl Routes {
     }
 }
 
-pub(super) fn main(shared: Arc<Shared>, state: EngineState, runner: Box<dyn StepRunner>, target_ms: Option<f64>) {
+pub(super) fn main(
+    shared: Arc<Shared>,
+    state: EngineState,
+    runner: Box<dyn StepRunner>,
+    target_ms: Option<f64>,
+    overlap: bool,
+) {
     let mut engine = EngineThread {
-        step: state.new_step_buffer(),
+        turn: Some(Turn::new(runner, &state)),
+        device: DeviceThread::start(),
+        overlap,
         budget: StepBudget::new(target_ms),
         reporter: Reporter::new(shared.gate().is_on()),
         routes: Routes::default(),
         shared: Arc::clone(&shared),
         state,
-        runner,
     };
     let outcome = catch_unwind(AssertUnwindSafe(|| engine.run()));
     let why = match outcome {
         Ok(Ok(())) => "the engine was stopped".to_owned(),
         Ok(Err(why)) => why,
-        Err(panic) => {
-            let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
-            format!("the engine thread panicked: {}", text.unwrap_or("no message"))
-        }
+        Err(panic) => format!("the engine thread panicked: {}", super::panic_text(&*panic)),
     };
     *shared.dead.lock().unwrap_or_else(PoisonError::into_inner) = Some(why.clone());
     // After a panic the state machine is not to be trusted; the mailboxes are.
@@ -77,8 +86,10 @@ pub(super) fn main(shared: Arc<Shared>, state: EngineState, runner: Box<dyn Step
 struct EngineThread {
     shared: Arc<Shared>,
     state: EngineState,
-    runner: Box<dyn StepRunner>,
-    step: StepBuffer,
+    /// The device; away while it runs.
+    turn: Option<Box<Turn>>,
+    device: DeviceThread,
+    overlap: bool,
     budget: StepBudget,
     reporter: Reporter,
     routes: Routes,
@@ -96,55 +107,66 @@ impl EngineThread {
                 }
             }
             let began_ns = self.shared.now_ns();
-            match self.state.plan(began_ns, &mut self.step) {
-                Some(plan) => {
-                    self.shared.trace().planned(self.state.decisions());
-                    let sequence = plan.sequence;
-                    self.shared.step_began_ns.store(began_ns.max(1), Ordering::Release);
-                    let (decode, prefill) = (plan.n_decode_tokens, plan.n_tokens - plan.n_decode_tokens);
-                    let outcome = self.run_passes(&plan);
-                    let now_ns = self.shared.now_ns();
-                    let routes = &mut self.routes;
-                    let deliver = &mut |id, event| routes.deliver(id, event);
-                    let outcome = outcome.and_then(|()| {
-                        let runner = &mut *self.runner;
-                        let verified = if plan.verify.is_some() { runner.logits(Pass::Verify) } else { &[] };
-                        let forward = if plan.n_rows > 0 { runner.logits(Pass::Forward) } else { &[] };
-                        self.state.advance(now_ns, plan, Logits { forward, verify: verified }, deliver);
-                        let Some(replay) = self.state.replay_step() else { return Ok(()) };
-                        let replayed = runner.run(Pass::Replay, replay.bytes(), 0);
-                        self.state.replayed(self.shared.now_ns());
-                        replayed
-                    });
-                    if let Err(message) = outcome {
-                        self.state.fail_all(&message, deliver);
-                        // States that were to be replayed may be stored already.
-                        self.state.flush_cache().expect("nothing runs after everything failed");
-                        self.runner.status()?;
-                    }
-                    self.shared.step_began_ns.store(0, Ordering::Release);
-                    self.budget.observe(decode, prefill, now_ns - began_ns);
-                    self.state.set_step_tokens(self.budget.tokens(decode));
-                    self.shared.trace().ended(sequence, self.shared.now_ns());
-                    self.reporter.step(decode, now_ns - began_ns);
-                    self.publish();
-                }
-                None => {
-                    self.publish();
-                    self.shared.inbox.wait();
-                }
+            let mut turn = self.turn.take().expect("the device is back between steps");
+            let plan = self.state.plan(began_ns, &mut turn.step);
+            let Some(plan) = plan else {
+                self.turn = Some(turn);
+                self.publish();
+                self.shared.inbox.wait();
+                continue;
+            };
+            self.shared.trace().planned(self.state.decisions());
+            let sequence = plan.sequence;
+            self.shared.step_began_ns.store(began_ns.max(1), Ordering::Release);
+            let (decode, prefill) = (plan.n_decode_tokens, plan.n_tokens - plan.n_decode_tokens);
+            turn.set_plan(&plan, &self.state);
+            let flight = self.device.launch(turn);
+            if self.overlap {
+                self.state.plan_ahead();
             }
+            let turn = flight.wait();
+            let now_ns = self.shared.now_ns();
+            let turn = match &turn.outcome {
+                Ok(()) => self.take_in(now_ns, plan, turn),
+                Err(_) => turn,
+            };
+            let outcome = turn.outcome.clone();
+            let is_ok = outcome.is_ok();
+            let turn = self.turn.insert(turn);
+            match outcome {
+                Ok(()) => {}
+                Err(Failure::Refused(message)) => {
+                    let status = turn.runner.status();
+                    let routes = &mut self.routes;
+                    self.state.fail_all(&message, &mut |id, event| routes.deliver(id, event));
+                    // States that were to be replayed may be stored already.
+                    self.state.flush_cache().expect("nothing runs after everything failed");
+                    status?;
+                }
+                Err(Failure::Panicked(text)) => return Err(format!("the device thread panicked: {text}")),
+            }
+            self.shared.step_began_ns.store(0, Ordering::Release);
+            self.budget.observe(decode, prefill, now_ns - began_ns);
+            self.state.set_step_tokens(self.budget.tokens(decode));
+            if is_ok {
+                self.shared.trace().ended(sequence, self.shared.now_ns());
+            }
+            self.reporter.step(decode, now_ns - began_ns);
+            self.publish();
         }
     }
 
-    fn run_passes(&mut self, plan: &Plan) -> Result<(), String> {
-        if plan.n_rows > 0 {
-            self.runner.run(Pass::Forward, self.step.bytes(), plan.n_logit_rows)?;
-        }
-        match plan.verify {
-            Some(n_logit_rows) => self.runner.run(Pass::Verify, self.state.verify_step().bytes(), n_logit_rows),
-            None => Ok(()),
-        }
+    /// Take in a step that has run, and replay what it proved right.
+    fn take_in(&mut self, now_ns: u64, plan: Plan, mut turn: Box<Turn>) -> Box<Turn> {
+        let routes = &mut self.routes;
+        let verify = if plan.verify.is_some() { turn.runner.logits(Pass::Verify) } else { &[] };
+        let forward = if plan.n_rows > 0 { turn.runner.logits(Pass::Forward) } else { &[] };
+        self.state.advance(now_ns, plan, Logits { forward, verify }, &mut |id, event| routes.deliver(id, event));
+        let Some(replay) = self.state.replay_step() else { return turn };
+        turn.set_replay(replay);
+        let turn = self.device.launch(turn).wait();
+        self.state.replayed(self.shared.now_ns());
+        turn
     }
 
     /// True for `Stop`.

@@ -257,19 +257,24 @@ impl EngineConfig {
         (0..self.components.len()).filter(move |&at| self.components[at].class == class)
     }
 
-    /// The largest parameter block. Deltas: the pages that a step's tokens can fill and two more per request, as many
-    /// that the step before turned out to share, and the whole tables of two admissions with long cached prefixes
-    /// (further ones wait for the next step).
-    pub fn step_capacity(&self) -> StepCapacity {
+    /// Block-table changes that the second half of a plan made ahead may need: the pages that a step's tokens can fill
+    /// and two more per request, and as many that the step before turned out to share.
+    pub fn late_deltas(&self) -> u32 {
         let pages = self.max_batch_tokens.div_ceil(self.block_tokens);
-        let pages = pages.saturating_add(self.max_num_seqs.saturating_mul(2));
-        let pages = pages.saturating_add(self.blocks_per_row).saturating_mul(2);
-        let paged = self.components_of(ComponentClass::Paged).count();
+        let pages = pages.saturating_add(self.max_num_seqs.saturating_mul(2)).saturating_mul(2);
+        pages.saturating_mul(self.components_of(ComponentClass::Paged).count() as u32)
+    }
+
+    /// The largest parameter block. Deltas: [`EngineConfig::late_deltas`] for each half of a plan, and the whole tables of
+    /// two admissions with long cached prefixes (further ones wait for the next step).
+    pub fn step_capacity(&self) -> StepCapacity {
+        let paged = self.components_of(ComponentClass::Paged).count() as u32;
+        let tables = self.blocks_per_row.saturating_mul(2).saturating_mul(paged);
         StepCapacity {
             tokens: self.max_batch_tokens,
             rows: self.max_num_seqs,
             logit_rows: self.max_logit_rows,
-            deltas: pages.saturating_mul(u32::try_from(paged).unwrap_or(u32::MAX)),
+            deltas: self.late_deltas().saturating_mul(2).saturating_add(tables),
         }
     }
 

@@ -84,7 +84,7 @@ impl StepParts {
                 .lease
                 .state_slots()
                 .map_or(0, |_| active.computed.saturating_sub(u32::from(seeded!(StateCountLagsBehind)))),
-            reserved: 0,
+            branch_offset: 0,
         });
         let ids = body.tokens[active.computed as usize..].iter().chain(&body.drafts.ids);
         for (position, id) in (active.computed..end).zip(ids) {

@@ -54,7 +54,7 @@ impl Replay {
             state_read,
             state_write,
             state_tokens: computed,
-            reserved: 0,
+            branch_offset: 0,
         });
         let token = |(position, id): (u32, &u32)| ts_step_token { id: id.cast_signed(), position, row, reserved: 0 };
         self.tokens.extend((computed..).zip(ids).map(token));

@@ -10,15 +10,20 @@
 //!   than first come, first served also decides whose prompt tokens a step computes (see [`Turns`]); what its favourites
 //!   could not use goes to the others in order of arrival.
 //! * What was decided about whom, and why, is left in [`Scheduler::decisions`].
+//! * A step can be planned ahead, while the one before it runs: what is in flight counts as done (see
+//!   [`super::outlook`]), nobody loses memory, and what could not be given then is given when the step in flight has been
+//!   taken in. Rejected: computing the row of a request that turned out to have ended and ignoring it; the block is
+//!   written after the ids are known, so leaving the row out costs nothing.
 
 use tokenspeed_backend_api::abi::ts_table_delta;
 
 use super::{
     decision::{Decisions, What, Why},
     marks,
+    outlook::Outlook,
     policy::{Policy, Waiter, turns::Turns},
     queue::{Queues, Running, Waiting, present},
-    sequence::{Active, Body},
+    sequence::{Active, Body, Share},
 };
 use crate::{
     bug::seeded,
@@ -38,6 +43,10 @@ pub struct StepLimits {
     pub max_logit_rows: u32,
     /// Block-table changes of one step.
     pub max_deltas: u32,
+    /// Of these, what is left to the second half of a plan made ahead.
+    pub late_deltas: u32,
+    /// Rows of the block tables.
+    pub table_rows: u32,
     /// Most prompt tokens of one request in one step.
     pub chunk_cap: u32,
     /// Chunks that do not complete a prompt end on multiples of this.
@@ -67,6 +76,10 @@ pub struct Scheduler {
     n_plans: u64,
     /// Of the last plan.
     pub decisions: Decisions,
+    /// What a plan made ahead left of the step.
+    ahead: Option<Budget>,
+    /// `[table row]`: in use, while a plan made ahead is looked through.
+    in_use: Vec<bool>,
     /// Block-table changes of the step being planned.
     pub deltas: Vec<ts_table_delta>,
     /// Requests that lost their memory, since start.
@@ -79,6 +92,13 @@ impl std::fmt::Debug for Scheduler {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Scheduler({} tokens a step, blocked {:?})", self.step_tokens, self.blocked)
     }
+}
+
+/// Whether the step before the one being planned has been taken in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum When {
+    Now,
+    Ahead,
 }
 
 /// What is left of a step for prefill.
@@ -104,6 +124,8 @@ impl Scheduler {
             n_cut_tokens: 0,
             n_cut_pages: 0,
             offers: Vec::with_capacity(limits.max_num_seqs as usize),
+            ahead: None,
+            in_use: vec![false; limits.table_rows as usize],
             limits,
         }
     }
@@ -113,37 +135,39 @@ impl Scheduler {
         self.step_tokens = tokens;
     }
 
-    /// Plan a step: sets `planned` of the requests that take part, `deltas` and `decisions`.
+    /// Plan a step: sets `planned` of the requests that take part, `deltas` and `decisions`. What was planned ahead is kept,
+    /// as far as its requests still run.
     pub fn plan(&mut self, now_ns: u64, queues: &mut Queues, memory: &mut Memory, cost: &StepCost) {
-        self.deltas.clear();
-        self.decisions.list.clear();
+        let left = self.ahead.take();
+        if left.is_some() {
+            self.forget_deltas_of_the_gone(queues);
+        } else {
+            self.deltas.clear();
+            self.decisions.list.clear();
+        }
         self.look_again(queues, memory);
-        let mut n_decode = queues.iter_running().filter(|r| matches!(r, Running::Decoding(_))).count() as u32;
-        let n_drafts = if self.limits.draft_max > 0 { self.guess(queues, memory, n_decode, cost) } else { 0 };
-        n_decode += n_drafts;
-        let limits = &self.limits;
-        let mut budget = Budget {
-            tokens: self
-                .step_tokens
-                .saturating_sub(n_decode)
-                .max(limits.chunk_grid)
-                .min(limits.max_batch_tokens - n_decode),
-            prompt_logit_rows: limits.max_logit_rows - limits.max_num_seqs - n_drafts,
+        let mut is_begun = false;
+        for running in queues.running.iter_mut().flatten() {
+            let (_, active) = running.parts_mut();
+            assert_eq!(active.planned, 0, "the step before this one has been taken in");
+            let share = std::mem::take(&mut active.ahead);
+            if share.n_tokens > 0 {
+                is_begun = true;
+                active.start(share, memory, 0);
+            }
+            self.announce_renumbered(active);
+        }
+        let mut budget = match left {
+            Some(budget) if is_begun => budget,
+            _ => {
+                let mut n_decode = count_decoding(queues);
+                let n_drafts = if self.limits.draft_max > 0 { self.guess(queues, memory, n_decode, cost) } else { 0 };
+                n_decode += n_drafts;
+                self.budget(n_decode, n_drafts)
+            }
         };
         self.deal(queues, &budget);
-        let n_preemptions = self.n_preemptions;
-        let mut at = 0;
-        // Preemption shortens the list behind `at`.
-        while at < queues.running.len() {
-            self.plan_running(at, queues, memory, &mut budget);
-            at += 1;
-        }
-        // Whoever lost memory in this plan returns in a later one; the policy's order does not know of it yet.
-        let stopped = if !self.policy.is_first_come() && self.n_preemptions > n_preemptions {
-            (!queues.waiting.is_empty()).then_some(Why::NoPages)
-        } else {
-            self.admit(now_ns, queues, memory, &mut budget)
-        };
+        let stopped = self.choose(When::Now, now_ns, queues, memory, &mut budget);
         let mut why_not = if budget.tokens < self.limits.chunk_grid { Why::StepBudget } else { Why::NoPages };
         if !self.policy.is_first_come() {
             if why_not == Why::StepBudget {
@@ -156,6 +180,85 @@ impl Scheduler {
         self.decisions.conclude(queues, why_not, stopped);
     }
 
+    /// Plan the step after the one in flight, as far as that can be done before it has been taken in. False, and nothing
+    /// happens, if what is in flight decides too much: guesses may be right or wrong, and some policies weigh requests
+    /// against each other, or against the time.
+    pub fn plan_ahead(&mut self, queues: &mut Queues, memory: &mut Memory) -> bool {
+        if self.ahead.is_some() || !self.policy.plans_ahead() {
+            return false;
+        }
+        let guesses = queues.iter_running().any(|running| !running.parts().0.drafts.is_empty());
+        if guesses || self.limits.draft_max > 0 && count_decoding(queues) > 0 {
+            return false;
+        }
+        let n_decode = count_decoding(queues);
+        self.deltas.clear();
+        self.decisions.list.clear();
+        let mut budget = self.budget(n_decode, 0);
+        self.choose(When::Ahead, 0, queues, memory, &mut budget);
+        self.ahead = Some(budget);
+        true
+    }
+
+    /// Forget what was planned ahead; its requests are gone.
+    pub fn forget_ahead(&mut self) {
+        self.ahead = None;
+    }
+
+    fn budget(&self, n_decode: u32, n_drafts: u32) -> Budget {
+        let limits = &self.limits;
+        Budget {
+            tokens: self
+                .step_tokens
+                .saturating_sub(n_decode)
+                .max(limits.chunk_grid)
+                .min(limits.max_batch_tokens - n_decode),
+            prompt_logit_rows: limits.max_logit_rows - limits.max_num_seqs - n_drafts,
+        }
+    }
+
+    /// Says why the next waiting request was not admitted.
+    fn choose(
+        &mut self,
+        when: When,
+        now_ns: u64,
+        queues: &mut Queues,
+        memory: &mut Memory,
+        budget: &mut Budget,
+    ) -> Option<Why> {
+        let n_preemptions = self.n_preemptions;
+        let mut at = 0;
+        // Preemption shortens the list behind `at`.
+        while at < queues.running.len() {
+            self.plan_running(at, when, queues, memory, budget);
+            at += 1;
+        }
+        // Whoever lost memory in this plan returns in a later one; the policy's order does not know of it yet.
+        if !self.policy.is_first_come() && self.n_preemptions > n_preemptions {
+            return (!queues.waiting.is_empty()).then_some(Why::NoPages);
+        }
+        self.admit(when, now_ns, queues, memory, budget)
+    }
+
+    /// A table row may get another owner in the very step, and each entry changes at most once.
+    fn forget_deltas_of_the_gone(&mut self, queues: &Queues) {
+        self.in_use.fill(false);
+        for running in queues.iter_running() {
+            self.in_use[running.parts().1.lease.row() as usize] = true;
+        }
+        let in_use = &self.in_use;
+        self.deltas.retain(|delta| in_use[delta.table_row as usize] && !seeded!(PlannedAheadIsNotAnnounced));
+    }
+
+    /// Tell the device of pages that turned out to be cached already.
+    fn announce_renumbered(&mut self, active: &mut Active) {
+        while let Some(index) = active.lease.next_renumbered() {
+            if !seeded!(RenumberedPageIsNotAnnounced) {
+                self.announce(active, index);
+            }
+        }
+    }
+
     /// Let the policy, if it does not go by arrival, say how many prompt tokens each running request may have.
     fn deal(&mut self, queues: &Queues, budget: &Budget) {
         if self.policy.is_first_come() {
@@ -165,7 +268,7 @@ impl Scheduler {
         let n_free_seats = self.limits.max_num_seqs as usize - queues.running.len();
         turns.deal(&*self.policy, queues, budget.tokens, self.limits.chunk_cap, n_free_seats, |running, most| {
             let (body, active) = running.parts();
-            self.chunk(active.computed, body.next_mark().unwrap_or(body.len()), most)
+            self.chunk(active.computed, body.next_mark(active.computed).unwrap_or(body.len()), most)
         });
         self.turns = turns;
     }
@@ -177,7 +280,7 @@ impl Scheduler {
         while at < queues.running.len() && budget.tokens > 0 {
             let running = present(&queues.running[at]);
             if matches!(running, Running::Prefilling(_)) && running.parts().1.planned == 0 {
-                self.plan_running(at, queues, memory, budget);
+                self.plan_running(at, When::Now, queues, memory, budget);
             }
             at += 1;
         }
@@ -239,20 +342,19 @@ impl Scheduler {
         total - left
     }
 
-    fn plan_running(&mut self, at: usize, queues: &mut Queues, memory: &mut Memory, budget: &mut Budget) {
+    fn plan_running(&mut self, at: usize, when: When, queues: &mut Queues, memory: &mut Memory, budget: &mut Budget) {
+        let running = present(&queues.running[at]);
+        let outlook = Outlook::of(running);
+        let has_its_part = when == When::Now && running.parts().1.planned > 0;
+        if outlook.ends || has_its_part {
+            return;
+        }
         // Moved out while others may be preempted; put back below.
         let mut running = queues.running[at].take().expect("no request is changing state");
         loop {
-            let is_decoding = matches!(running, Running::Decoding(_));
             let (body, active) = running.parts_mut();
-            assert_eq!(active.planned, 0, "the step before this one has been taken in");
-            while let Some(index) = active.lease.next_renumbered() {
-                if !seeded!(RenumberedPageIsNotAnnounced) {
-                    self.announce(active, index);
-                }
-            }
-            let wanted = body.len();
-            let n_tokens = if is_decoding {
+            let Outlook { computed, len: wanted, .. } = outlook;
+            let n_tokens = if outlook.is_decoding {
                 // A guess is never worth another request's pages: one is left for each request behind this one.
                 let n_behind = (queues.running.len() - at - 1) as u32;
                 let n_kept = if seeded!(GuessesTakeOthersPages) { 0 } else { n_behind };
@@ -260,33 +362,39 @@ impl Scheduler {
                 let room = (active.lease.n_pages() + n_spare) * memory.page_tokens();
                 body.drafts.ids.truncate(room.saturating_sub(wanted) as usize);
                 let is_left = budget.tokens > 0 || !seeded!(DecodingWaitsForPrefill);
-                if is_left { wanted - active.computed + body.drafts.len() } else { 0 }
+                if is_left { wanted - computed + body.drafts.len() } else { 0 }
             } else {
-                let cap = self.chunk_cap(budget, body.next_prompt_logits().is_some()).min(self.turns.share(at));
+                let cap = self.chunk_cap(budget, outlook.next_prompt_logits.is_some()).min(self.turns.share(at));
                 let held = (active.lease.n_pages() + memory.n_available()) * memory.page_tokens();
-                let end = body.next_mark().unwrap_or(wanted);
+                let end = body.next_mark(computed).unwrap_or(wanted);
                 // A shorter chunk is better than taking another request's pages, if any fits.
-                match self.chunk(active.computed, end, cap.min(held - active.computed)) {
-                    0 => self.chunk(active.computed, end, cap),
+                match self.chunk(computed, end, cap.min(held - computed)) {
+                    0 => self.chunk(computed, end, cap),
                     n => n,
                 }
             };
             if n_tokens == 0 {
                 break;
             }
-            let end = active.computed + n_tokens - u32::from(seeded!(PageAtTheBoundaryIsForgotten));
+            let end = computed + n_tokens - u32::from(seeded!(PageAtTheBoundaryIsForgotten));
             let n_pages = memory.pages_of(with_tail(end, wanted, memory));
             if n_pages - active.lease.n_pages().min(n_pages) <= memory.n_available() {
                 self.grow(active, memory, n_pages);
-                // Guesses may be wrong: the state is planned for a step that ends off the boundary.
-                let end = active.computed + n_tokens - if body.drafts.is_empty() { 0 } else { 1 };
-                active.lease.plan_state(memory, end);
-                self.take_part(body.next_prompt_logits(), body.prompt_tokens, active, n_tokens, is_decoding, budget);
+                let share = self.share(&outlook, body.prompt_tokens, n_tokens, budget);
+                if !outlook.is_decoding {
+                    budget.tokens -= n_tokens;
+                }
+                match when {
+                    When::Now => active.start(share, memory, body.drafts.len()),
+                    When::Ahead => active.ahead = share,
+                }
                 break;
             }
-            // Whoever is in the step already keeps its memory.
+            // Those behind may be in flight: whoever lacks pages then waits until that is over. Whoever goes first by policy
+            // keeps its memory in this step.
             let is_planned = |slot: &Option<Running>| slot.as_ref().is_some_and(|other| other.parts().1.planned > 0);
-            if at + 1 >= queues.running.len() || queues.running.last().is_some_and(is_planned) {
+            let keeps = !self.policy.is_first_come() && queues.running.last().is_some_and(is_planned);
+            if at + 1 >= queues.running.len() || when == When::Ahead || keeps {
                 break;
             }
             let last = if seeded!(NextInOrderIsPreempted) { at + 1 } else { queues.running.len() - 1 };
@@ -297,7 +405,12 @@ impl Scheduler {
         queues.running[at] = Some(running);
     }
 
-    fn preempt(&mut self, victim: Running, queues: &mut Queues, memory: &mut Memory) {
+    fn preempt(&mut self, mut victim: Running, queues: &mut Queues, memory: &mut Memory) {
+        let (_, active) = victim.parts_mut();
+        // It may have been planned ahead; no step is in flight.
+        active.planned = 0;
+        let row = active.lease.row();
+        self.deltas.retain(|delta| delta.table_row != row);
         let mut preempted = match victim {
             Running::Prefilling(sequence) => sequence.preempt(memory),
             Running::Decoding(sequence) => sequence.preempt(memory),
@@ -340,25 +453,15 @@ impl Scheduler {
         }
     }
 
-    /// Make a request part of the step.
-    fn take_part(
-        &self,
-        next_prompt_logits: Option<u32>,
-        prompt_tokens: u32,
-        active: &mut Active,
-        n_tokens: u32,
-        is_decoding: bool,
-        budget: &mut Budget,
-    ) {
-        active.planned = n_tokens;
-        let end = active.computed + n_tokens;
+    /// A request's part in the step, its rows of prompt logits taken from the budget.
+    fn share(&self, outlook: &Outlook, prompt_tokens: u32, n_tokens: u32, budget: &mut Budget) -> Share {
+        let end = outlook.computed + n_tokens;
         // The logits at position p score prompt token p + 1.
-        active.n_prompt_logit_rows =
-            next_prompt_logits.map_or(0, |next| end.min(prompt_tokens - 1).saturating_sub(next.max(active.computed)));
-        budget.prompt_logit_rows -= active.n_prompt_logit_rows;
-        if !is_decoding {
-            budget.tokens -= n_tokens;
-        }
+        let n_prompt_logit_rows = outlook
+            .next_prompt_logits
+            .map_or(0, |next| end.min(prompt_tokens - 1).saturating_sub(next.max(outlook.computed)));
+        budget.prompt_logit_rows -= n_prompt_logit_rows;
+        Share { n_tokens, n_prompt_logit_rows }
     }
 
     /// Where the next request to admit waits.
@@ -386,7 +489,14 @@ impl Scheduler {
     }
 
     /// Admit waiting requests in order while they fit; says why the next one was not.
-    fn admit(&mut self, now_ns: u64, queues: &mut Queues, memory: &mut Memory, budget: &mut Budget) -> Option<Why> {
+    fn admit(
+        &mut self,
+        when: When,
+        now_ns: u64,
+        queues: &mut Queues,
+        memory: &mut Memory,
+        budget: &mut Budget,
+    ) -> Option<Why> {
         loop {
             let at = match self.next_waiting(queues) {
                 Some(at) => at,
@@ -413,10 +523,11 @@ impl Scheduler {
             let wanted = body.len();
             body.uncached = wanted - computed;
             let cap = self.chunk_cap(budget, body.next_prompt_logits().is_some());
-            let n_tokens = self.chunk(computed, body.next_mark().unwrap_or(wanted), cap);
+            let n_tokens = self.chunk(computed, body.next_mark(computed).unwrap_or(wanted), cap);
             let n_pages = memory.pages_of(with_tail(computed + n_tokens, wanted, memory));
             let n_deltas = n_pages as usize * self.limits.paged_components.len();
-            if n_tokens == 0 || self.deltas.len() + n_deltas > self.limits.max_deltas as usize {
+            let late_deltas = if when == When::Ahead { self.limits.late_deltas } else { 0 };
+            if n_tokens == 0 || self.deltas.len() + n_deltas > (self.limits.max_deltas - late_deltas) as usize {
                 return Some(if n_tokens == 0 { Why::StepBudget } else { Why::StepRoom });
             }
             // Whatever comes next must fit too: the first generated token, and all of a request that comes back.
@@ -445,8 +556,14 @@ impl Scheduler {
                 self.announce(active, index);
             }
             self.grow(active, memory, n_pages);
-            active.lease.plan_state(memory, computed + n_tokens);
-            self.take_part(body.next_prompt_logits(), body.prompt_tokens, active, n_tokens, false, budget);
+            let (prompt_tokens, next_prompt_logits) = (body.prompt_tokens, body.next_prompt_logits());
+            let outlook = Outlook { computed, len: wanted, next_prompt_logits, is_decoding: false, ends: false };
+            let share = self.share(&outlook, prompt_tokens, n_tokens, budget);
+            budget.tokens -= n_tokens;
+            match when {
+                When::Now => active.start(share, memory, 0),
+                When::Ahead => active.ahead = share,
+            }
             queues.run(Running::Prefilling(sequence));
         }
     }
@@ -478,4 +595,10 @@ impl Scheduler {
 /// A chunk that ends within a page of all that is wanted reserves the rest with it, so that the rest cannot fail.
 fn with_tail(end: u32, wanted: u32, memory: &Memory) -> u32 {
     if wanted.saturating_sub(end) < memory.page_tokens() { wanted.max(end) } else { end }
+}
+
+/// Requests that decode in the step being planned.
+fn count_decoding(queues: &Queues) -> u32 {
+    let outlooks = queues.iter_running().map(Outlook::of);
+    outlooks.filter(|outlook| outlook.is_decoding && !outlook.ends).count() as u32
 }

@@ -49,6 +49,12 @@ pub trait Policy: std::fmt::Debug + Send {
         false
     }
 
+    /// Whether a step can be planned while the one before it runs: false if what is decided depends on the time, or on
+    /// requests that may come meanwhile.
+    fn plans_ahead(&self) -> bool {
+        false
+    }
+
     /// Whether new requests are kept waiting although they might fit. Asked only when the step has other work and none
     /// of it is prefill. `room`: prompt tokens that the step can take; `waiters`: new requests in order of service.
     fn holds(&self, room: u32, waiters: &mut dyn Iterator<Item = Waiter>) -> bool {

@@ -87,13 +87,18 @@ impl Body {
 
     /// First position whose logits prompt reports still need; `None` if no more are needed.
     pub fn next_prompt_logits(&self) -> Option<u32> {
-        let reported = self.prompt_logprobs.as_ref()?.len() as u32;
+        self.next_prompt_logits_after(0)
+    }
+
+    /// The same, once `n` more rows have been reported.
+    pub fn next_prompt_logits_after(&self, n: u32) -> Option<u32> {
+        let reported = self.prompt_logprobs.as_ref()?.len() as u32 + n;
         (reported + 1 < self.prompt_tokens).then_some(reported)
     }
 
-    /// The boundary that the next chunk may not pass.
-    pub fn next_mark(&self) -> Option<u32> {
-        self.marks.first().map(|mark| mark.tokens)
+    /// The boundary that a chunk behind `computed` tokens may not pass.
+    pub fn next_mark(&self, computed: u32) -> Option<u32> {
+        self.marks.iter().map(|mark| mark.tokens).find(|&tokens| tokens > computed)
     }
 
     /// Counts for the caller.
@@ -118,6 +123,28 @@ pub struct Active {
     /// Its first row of logits in the step in flight.
     pub first_logit_row: u32,
     /// Rows of prompt logits it has there.
+    pub n_prompt_logit_rows: u32,
+    /// Its part in the step planned ahead.
+    pub ahead: Share,
+}
+
+impl Active {
+    /// Take part in the next step, the last `n_drafts` tokens of it being guesses.
+    pub fn start(&mut self, share: Share, memory: &mut Memory, n_drafts: u32) {
+        self.planned = share.n_tokens;
+        self.n_prompt_logit_rows = share.n_prompt_logit_rows;
+        // Guesses may be wrong: the state is planned for a step that ends off the boundary.
+        let end = self.computed + self.planned - n_drafts.min(1);
+        self.lease.plan_state(memory, end);
+    }
+}
+
+/// A request's part in a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Share {
+    /// Tokens.
+    pub n_tokens: u32,
+    /// Rows of prompt logits.
     pub n_prompt_logit_rows: u32,
 }
 
@@ -194,7 +221,8 @@ impl<S: Waits> Sequence<S> {
         if self.body.cached_tokens.is_none() || seeded!(CachedTokensAreOverwritten) {
             self.body.cached_tokens = Some(computed);
         }
-        let active = Active { lease, computed, planned: 0, first_logit_row: 0, n_prompt_logit_rows: 0 };
+        let active =
+            Active { lease, computed, planned: 0, first_logit_row: 0, n_prompt_logit_rows: 0, ahead: Share::default() };
         Sequence { body: self.body, state: Prefilling(active) }
     }
 

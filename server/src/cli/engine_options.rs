@@ -150,6 +150,9 @@ pub struct EngineOptions {
     /// Time one step should take [default: twice the measured decode step]
     #[arg(long, value_name = "MS", value_parser = positive_ms)]
     pub step_time_target_ms: Option<f64>,
+    /// Plan a step only when the one before has ended, not while it runs; changes no answer
+    #[arg(long)]
+    pub disable_overlap_schedule: bool,
     /// Whose prompt is computed first, within a priority class
     #[arg(long, alias = "schedule-policy", value_enum, default_value_t)]
     pub scheduling_policy: SchedulingPolicy,

@@ -154,6 +154,7 @@ fn driver_config(options: &EngineOptions) -> DriverConfig {
     DriverConfig {
         step_time_target_ms: options.step_time_target_ms,
         max_queue_delay: (delay_ms > 0).then(|| Duration::from_millis(delay_ms.into())),
+        overlap: !options.disable_overlap_schedule,
         ..DriverConfig::default()
     }
 }

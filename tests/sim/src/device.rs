@@ -55,6 +55,7 @@ impl BackendImpl for Sim {
             page_tokens: None,
             host_mapped: true,
             exclusive: false,
+            branch_rows: false,
         })
     }
 

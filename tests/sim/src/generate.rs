@@ -44,6 +44,7 @@ pub fn scenario(seed: u64) -> Scenario {
         seed,
         via: if rng.one_in(4) { Via::Walker } else { Via::Program },
         refuses_fused: rng.one_in(4),
+        overlaps: Rng::new(seed, 2).one_in(2),
         faults: faults(rng, last_tick, mood),
         load_faults: load_faults(rng),
         repeats: rng.one_in(16),

@@ -54,6 +54,7 @@ pub fn expected(bug: Bug) -> &'static [Check] {
         | Bug::DecodingWaitsForPrefill
         | Bug::PriorityIsIgnored => &[Order],
         Bug::ReturnNeedsNoRoom | Bug::GuessesTakeOthersPages => &[Thrash],
+        Bug::PlannedAheadIsNotAnnounced => &[Table, Page],
         Bug::RejectedGuessCounts => &[Step, Assertion, Order],
         Bug::WrongGuessIsAccepted => &[Heard],
         Bug::ChunkEndsOffTheGrid => &[Step, Assertion],

@@ -17,6 +17,8 @@ pub struct Scenario {
     pub via: Via,
     /// The fused op is refused and expanded.
     pub refuses_fused: bool,
+    /// Steps are planned while the one before runs.
+    pub overlaps: bool,
     /// Requests, in order of their ticks.
     pub arrivals: Vec<Arrival>,
     /// Faults, each at a tick.

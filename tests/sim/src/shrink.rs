@@ -70,11 +70,12 @@ fn remove_parts<T>(best: &mut (Scenario, Failure), attempt: Attempt<'_>, list: f
     }
 }
 
-const WHOLE: [fn(&mut Scenario); 11] = [
+const WHOLE: [fn(&mut Scenario); 12] = [
     |s| s.repeats = false,
     |s| s.varies = false,
     |s| s.load_faults.clear(),
     |s| s.refuses_fused = false,
+    |s| s.overlaps = false,
     |s| s.via = tokenspeed_backend_api::exec::Via::Program,
     |s| s.arrivals.iter_mut().for_each(|arrival| arrival.tick /= 2),
     |s| s.faults.iter_mut().for_each(|(tick, _)| *tick /= 2),

@@ -191,6 +191,11 @@ impl<'s> Simulation<'s> {
         if let Some(failure) = self.registered.world.lock().failure.take() {
             return Err(Failure { what: format!("tick {}: {}", self.tick, failure.what), ..failure });
         }
+        if self.scenario.overlaps && self.engine.plan_ahead() {
+            self.outcome.tally.plans_ahead += 1;
+            self.watch.planned_ahead(&self.engine.holders().collect::<Vec<_>>(), &self.open())?;
+            self.conserve()?;
+        }
         for _ in 0..stall {
             self.tick += 1;
             self.arrive()?;

@@ -90,7 +90,7 @@ impl Bench {
             state_read,
             state_write,
             state_tokens,
-            reserved: 0,
+            branch_offset: 0,
         });
     }
 

@@ -23,6 +23,7 @@ fn the_first_seeds_fail_nowhere_and_reach_everything() {
         ("aborts", t.aborts),
         ("failed requests", t.failed),
         ("failed steps", t.step_failures),
+        ("plans made ahead", t.plans_ahead),
         ("refused requests", t.refused),
         ("guesses", t.guesses),
         ("right guesses", t.accepted),

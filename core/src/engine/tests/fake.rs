@@ -149,13 +149,25 @@ pub struct Rig {
     pub step: StepBuffer,
     pub heard: Heard,
     pub now_ns: u64,
+    /// Plan every step ahead.
+    pub plans_ahead: bool,
+    /// Plans made ahead.
+    pub n_ahead: u64,
 }
 
 impl Rig {
     pub fn new(config: EngineConfig) -> Self {
         let device = FakeDevice::new(&config);
         let engine = EngineState::new(config).unwrap();
-        Self { step: engine.new_step_buffer(), device, engine, heard: Heard::new(), now_ns: 0 }
+        Self {
+            step: engine.new_step_buffer(),
+            device,
+            engine,
+            heard: Heard::new(),
+            now_ns: 0,
+            plans_ahead: false,
+            n_ahead: 0,
+        }
     }
 
     pub fn submit(&mut self, request: crate::request::Request) -> RequestId {
@@ -167,6 +179,9 @@ impl Rig {
         let plan = self.engine.plan(self.now_ns, &mut self.step);
         if let Some(plan) = &plan {
             self.check_decisions(plan);
+        }
+        if plan.is_some() && self.plans_ahead {
+            self.n_ahead += u64::from(self.engine.plan_ahead());
         }
         plan
     }

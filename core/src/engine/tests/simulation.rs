@@ -121,13 +121,14 @@ fn random_request(rng: &mut Rng, config: &EngineConfig, bases: &[Vec<u32>]) -> R
 }
 
 /// Returns preemptions, tokens from the cache, aborts, tokens from the cache of hybrid models, right guesses,
-/// right guesses of hybrid models.
-fn run(seed: u64) -> [u64; 6] {
+/// right guesses of hybrid models, plans made ahead.
+fn run(seed: u64) -> [u64; 7] {
     let rng = &mut Rng(seed);
     let config = random_config(rng);
     let bases: Vec<Vec<u32>> =
         (0..3).map(|_| (0..rng.between(1, config.max_model_len)).map(|_| rng.below(TOKENIZER_IDS)).collect()).collect();
     let mut rig = Rig::new(config.clone());
+    rig.plans_ahead = rng.one_in(2);
     let mut asked: BTreeMap<RequestId, Request> = BTreeMap::new();
     let n_requests = rng.between(1, 24);
     let abort_rate = rng.pick(&[0, 0, 40, 8]);
@@ -155,6 +156,11 @@ fn run(seed: u64) -> [u64; 6] {
             steps += 1;
             abort_some(rng, &mut rig);
             rig.engine.check_conservation().unwrap();
+            if rng.one_in(8) && asked.len() < n_requests as usize {
+                let request = random_request(rng, &config, &bases);
+                work += config.max_model_len;
+                asked.insert(rig.submit(request.clone()), request);
+            }
             if fails_at == Some(steps) {
                 let heard = &mut rig.heard;
                 rig.engine.fail_all("device lost", &mut |id, event| heard.entry(id).or_default().push(event));
@@ -206,18 +212,23 @@ fn run(seed: u64) -> [u64; 6] {
     let hybrid = if is_hybrid { metrics.cached_tokens } else { 0 };
     let accepted = metrics.accepted.iter().sum();
     let of_hybrid = if is_hybrid { accepted } else { 0 };
-    [metrics.preemptions, metrics.cached_tokens, metrics.finished[2], hybrid, accepted, of_hybrid]
+    [metrics.preemptions, metrics.cached_tokens, metrics.finished[2], hybrid, accepted, of_hybrid, rig.n_ahead]
 }
 
 #[test]
 fn every_request_hears_what_it_hears_alone() {
-    let mut totals = [0; 6];
+    let mut totals = [0; 7];
     for seed in 0..600 {
         let result = std::panic::catch_unwind(|| run(seed));
         let counts = result.unwrap_or_else(|_| panic!("seed {seed} failed"));
         totals.iter_mut().zip(counts).for_each(|(total, n)| *total += n);
     }
     // The workload really has what it is meant to check.
-    assert!(totals.iter().zip([500, 5000, 300, 500, 500, 200]).all(|(total, least)| *total > least), "{totals:?}");
-    println!("preemptions, cached tokens, aborts, cached tokens of hybrids, right guesses, of hybrids: {totals:?}");
+    assert!(
+        totals.iter().zip([500, 5000, 300, 500, 500, 200, 5000]).all(|(total, least)| *total > least),
+        "{totals:?}"
+    );
+    println!(
+        "preemptions, cached tokens, aborts, cached tokens of hybrids, right guesses, of hybrids, plans ahead: {totals:?}"
+    );
 }

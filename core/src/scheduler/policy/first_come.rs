@@ -18,4 +18,8 @@ impl Policy for FirstCome {
     fn is_first_come(&self) -> bool {
         true
     }
+
+    fn plans_ahead(&self) -> bool {
+        true
+    }
 }

@@ -15,7 +15,7 @@ use crate::{
 /// Changes a configuration in a way that no text may show.
 type Change = fn(&mut Scenario);
 
-const CHANGES: [(&str, Change); 9] = [
+const CHANGES: [(&str, Change); 10] = [
     ("without prefix cache", |s| s.config.prefix_cache = false),
     ("with prefix cache", |s| s.config.prefix_cache = true),
     ("in chunks of one token", |s| s.config.chunked_prefill_size = 1),
@@ -24,6 +24,7 @@ const CHANGES: [(&str, Change); 9] = [
     ("programs and walker swapped", |s| {
         s.via = if s.via == Via::Program { Via::Walker } else { Via::Program };
     }),
+    ("steps planned ahead or not", |s| s.overlaps = !s.overlaps),
     ("fused op and parts swapped", |s| s.refuses_fused = !s.refuses_fused),
     ("speculation switched", |s| {
         let has_state = s.config.components_of(ComponentClass::State).next().is_some();
