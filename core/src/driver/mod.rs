@@ -131,6 +131,7 @@ impl EngineHandle {
         runner: Box<dyn StepRunner>,
     ) -> Result<Arc<Self>, ConfigError> {
         let state = EngineState::new(config.clone())?;
+        let DriverConfig { step_time_target_ms, max_queue_delay, stuck_after, overlap } = driver;
         let limits = state.limits();
         let shared = Arc::new(Shared {
             inbox: Inbox::default(),
@@ -144,7 +145,6 @@ impl EngineHandle {
             epoch: Instant::now(),
         });
         let for_thread = Arc::clone(&shared);
-        let DriverConfig { step_time_target_ms, max_queue_delay, stuck_after, overlap } = driver;
         let thread = std::thread::Builder::new()
             .name("engine".into())
             .spawn(move || thread::main(for_thread, state, runner, step_time_target_ms, overlap))
