@@ -117,10 +117,10 @@ impl CostFit {
         self.seen[kind] = self.seen[kind].saturating_add(1);
         self.kinds[kind].add([1.0, f64::from(decode), f64::from(prefill)], y, 1.0 / (y * y));
         let all = self.kinds[0].plus(&self.kinds[1]).plus(&self.kinds[2]);
-        let fits = (1..8).filter_map(|subset| all.solve(subset));
-        let good = fits.filter(|(x, _)| x.iter().all(|x| *x >= 0.0));
-        // Of equal fits the first, with the fewest higher coefficients, is taken.
-        let best = good.min_by(|a, b| a.1.total_cmp(&b.1));
+        let good = |subset| all.solve(subset).filter(|(x, _)| x.iter().all(|x| *x >= 0.0));
+        let least = (1..8).filter_map(good).map(|(_, error)| error).fold(f64::INFINITY, f64::min);
+        // Of fits that differ by rounding only the first is taken, so that the choice does not waver.
+        let best = (1..8).filter_map(good).find(|(_, error)| *error <= least + 1e-9 * all.yy);
         self.cost = best.map(|([fixed_ns, row_ns, token_ns], _)| Cost { fixed_ns, row_ns, token_ns });
     }
 
