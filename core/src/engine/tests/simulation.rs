@@ -72,11 +72,13 @@ fn random_config(rng: &mut Rng) -> EngineConfig {
         config.max_logit_rows += rng.below(20);
         config.speculation = Some(SpeculationConfig { draft_max: rng.between(1, 15), ngram: rng.between(1, 3) });
     }
+    // Of its own, so that the rest of a seed stays what it is.
+    let rng = &mut Rng(rng.0 ^ 0x5c4e_d01e);
     config.scheduling = SchedulingConfig {
-        order: rng.pick(&[Order::FirstCome, Order::FirstCome, Order::ShortestPrefill]),
+        order: rng.pick(&[Order::FirstCome, Order::FirstCome, Order::FirstCome, Order::ShortestPrefill]),
         overtaken_steps_max: rng.pick(&[0, 3, 64]),
         // In steps of 2,000 ns.
-        coalescing_ns: rng.pick(&[0, 0, 0, 20_000, u64::MAX]),
+        coalescing_ns: rng.pick(&[0, 0, 0, 0, 0, 0, 20_000, u64::MAX]),
     };
     config
 }
@@ -225,7 +227,7 @@ fn every_request_hears_what_it_hears_alone() {
     }
     // The workload really has what it is meant to check.
     assert!(
-        totals.iter().zip([500, 5000, 300, 500, 500, 200, 5000]).all(|(total, least)| *total > least),
+        totals.iter().zip([500, 4000, 300, 500, 500, 200, 4000]).all(|(total, least)| *total > least),
         "{totals:?}"
     );
     println!(
