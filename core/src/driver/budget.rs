@@ -4,7 +4,8 @@
 //! engine runs (see [`super::cost`]); a backend's `program_cost` is not asked, because a measured figure includes what it
 //! cannot know (host time, noise of this machine). With nobody decoding there is nobody to protect and the budget is open.
 //! Otherwise it begins with one prefix unit and grows at most twofold from step to step, so that a wrong idea of what
-//! prompt tokens cost is corrected before it costs much.
+//! prompt tokens cost is corrected before it costs much. Steps that are all alike do not tell what part of them is decoding;
+//! now and then, under prompts without end, a step has one prefix unit only.
 
 use super::cost::{Cost, CostFit};
 
@@ -16,15 +17,23 @@ pub struct StepBudget {
     fit: CostFit,
     /// Most prompt tokens beside decoding ones so far.
     widest: u32,
+    /// Steps in which somebody decoded and little else was done.
+    narrow: u32,
+    /// Steps in which somebody decodes since the last of those.
+    since_narrow: u32,
 }
 
 /// Prompt tokens that may be tried whatever was seen.
 const FIRST: u32 = 64;
+/// A step in so many shows what decoding alone takes.
+const NARROW_EVERY: u32 = 32;
+/// So many at first, before anything else is tried.
+const NARROW_FIRST: u32 = 4;
 
 impl StepBudget {
     /// Aim at steps of `target_ms`; `None`: twice a step that only decodes.
     pub fn new(target_ms: Option<f64>) -> Self {
-        Self { target_ns: target_ms.map(|ms| ms * 1e6), fit: CostFit::default(), widest: 0 }
+        Self { target_ns: target_ms.map(|ms| ms * 1e6), fit: CostFit::default(), widest: 0, narrow: 0, since_narrow: 0 }
     }
 
     /// Learn from a step of `decode` decoding rows and `prefill` prompt tokens that took `ns`.
@@ -32,6 +41,11 @@ impl StepBudget {
         self.fit.observe(decode, prefill, ns);
         if decode > 0 {
             self.widest = self.widest.max(prefill);
+            if prefill <= FIRST {
+                (self.narrow, self.since_narrow) = (self.narrow.saturating_add(1), 0);
+            } else {
+                self.since_narrow += 1;
+            }
         }
     }
 
@@ -49,6 +63,9 @@ impl StepBudget {
             return u32::MAX;
         }
         let Some(cost) = self.fit.cost().filter(|_| self.fit.knows_prefill()) else { return decoding };
+        if self.narrow < NARROW_FIRST || self.since_narrow >= NARROW_EVERY {
+            return decoding;
+        }
         let most = self.widest.saturating_mul(2).max(FIRST);
         // A float too large for u32 saturates.
         decoding.saturating_add((self.prefill_tokens(&cost, decoding) as u32).min(most))
@@ -75,11 +92,11 @@ mod tests {
         assert_eq!(b.tokens(0), u32::MAX, "nobody to protect");
         b.observe(4, 0, 10_000_000);
         assert_eq!(b.tokens(4), 4);
-        b.observe(4, 10, 20_000_000);
+        (0..3).for_each(|_| b.observe(4, 10, 20_000_000));
         assert_eq!(b.tokens(4), 4 + 20);
         let mut b = StepBudget::new(None);
         b.observe(4, 0, 10_000_000);
-        b.observe(4, 10, 15_000_000);
+        (0..3).for_each(|_| b.observe(4, 10, 15_000_000));
         assert_eq!(b.tokens(4), 4 + 20, "twice the decode step");
     }
 
@@ -87,10 +104,25 @@ mod tests {
     fn the_budget_grows_step_by_step() {
         let mut b = StepBudget::new(Some(1000.0));
         b.observe(1, 0, 1_000_000);
-        b.observe(1, 16, 1_001_000);
+        (0..3).for_each(|_| b.observe(1, 16, 1_001_000));
         assert_eq!(b.tokens(1), 1 + 64, "not the million tokens that the figures so far allow");
         b.observe(1, 64, 1_004_000);
         assert_eq!(b.tokens(1), 1 + 128);
+    }
+
+    #[test]
+    fn prompts_without_end_do_not_hide_what_decoding_takes() {
+        let mut b = StepBudget::new(None);
+        let mut longest = 0;
+        for i in 0..2000u64 {
+            let prefill = b.tokens(16).min(16 + 8192) - 16;
+            let prefill = prefill.max(64);
+            let ns = 12_000_000 + 16 * 100_000 + u64::from(prefill) * 20_000;
+            let noise = i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54;
+            b.observe(16, prefill, ns + ns / 30 * noise / 1024);
+            longest = longest.max(ns);
+        }
+        assert!(longest < 2 * 13_600_000 * 12 / 10, "{longest} ns, twice the decode step is 27.2 ms");
     }
 
     #[test]
