@@ -13,7 +13,9 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde::Serialize;
 
-use self::experiments::{GOOD_TTFT_MS, Mix, Overload, POLICIES, QUEUE_DELAY_MS, Stream, mix, overload, stream};
+use self::experiments::{
+    Chat, GOOD_TTFT_MS, Mix, Overload, POLICIES, QUEUE_DELAY_MS, Stream, chat, mix, overload, stream,
+};
 use super::plot::{Axis, BarChart, LineChart, Series};
 use crate::error::CliError;
 
@@ -40,6 +42,7 @@ struct Figures {
     /// Everybody queued.
     overload_queueing: Vec<Overload>,
     mix: Vec<Mix>,
+    chat: Vec<Chat>,
 }
 
 /// Run it.
@@ -52,6 +55,7 @@ pub fn run(args: &BenchPoliciesArgs) -> Result<(), CliError> {
         overload_refusing: overload(true),
         overload_queueing: overload(false),
         mix: (0..POLICIES.len()).map(|number| mix(number, 80, args.seed)).collect(),
+        chat: [0, 50, 100, 200, 400].map(|coalescing_ms| chat(coalescing_ms, args.seed)).to_vec(),
     };
     if let Some(folder) = &args.plots {
         for (name, svg) in figures.charts() {
@@ -112,6 +116,16 @@ impl Figures {
             lines.push(format!("  {:<38}{ttft}{tpot}", m.policy));
         }
         lines.push(String::new());
+        lines.push(
+            "coalescing short questions, a step with prompts takes 10 ms more (milliseconds: mean, p50, p95)".into(),
+        );
+        lines.push(format!("  {:<38}{:>24}{:>20}", "coalescing ms", "ttft", "tpot"));
+        for c in &self.chat {
+            let ttft = format!("{:>8.0}{:>8.0}{:>8.0}", c.ttft_ms.mean, c.ttft_ms.p50, c.ttft_ms.p95);
+            let tpot = format!("{:>8.1}{:>6.1}{:>6.1}", c.tpot_ms.mean, c.tpot_ms.p50, c.tpot_ms.p95);
+            lines.push(format!("  {:<38}{ttft}{tpot}", c.coalescing_ms));
+        }
+        lines.push(String::new());
         lines.join("\n")
     }
 
@@ -170,12 +184,24 @@ impl Figures {
                 .collect(),
             ..BarChart::default()
         };
+        let chat =
+            |value: &dyn Fn(&Chat) -> f64| self.chat.iter().map(|c| (c.coalescing_ms as f64, value(c))).collect();
+        let coalescing = LineChart {
+            title: "Short questions, collected before they are computed".into(),
+            x: Axis::from_zero("prefill coalescing, ms"),
+            y: Axis::from_zero("milliseconds"),
+            series: vec![
+                Series::new("time to first token, mean", chat(&|c| c.ttft_ms.mean)),
+                Series::new("time per output token, mean", chat(&|c| c.tpot_ms.mean)),
+            ],
+        };
         vec![
             ("step-target-gaps.svg", gaps.render()),
             ("step-target-throughput.svg", throughput.render()),
             ("overload-goodput.svg", goodput.render()),
             ("policies-ttft.svg", ttft.render()),
             ("policies-tpot.svg", tpot.render()),
+            ("coalescing.svg", coalescing.render()),
         ]
     }
 }

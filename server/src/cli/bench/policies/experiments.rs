@@ -120,13 +120,39 @@ pub fn overload(asked_per_s: f64, refuses: bool, seconds: u32, seed: u64) -> Ove
     }
 }
 
-/// A policy to compare.
-pub const POLICIES: [(&str, Order, u64); 4] = [
-    ("fcfs", Order::FirstCome, 0),
-    ("shortest-prefill", Order::ShortestPrefill, 0),
-    ("fcfs, coalescing 500 ms", Order::FirstCome, 500_000_000),
-    ("shortest-prefill, coalescing 500 ms", Order::ShortestPrefill, 500_000_000),
-];
+/// Short questions with coalescing.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Chat {
+    /// `--prefill-coalescing-ms`.
+    pub coalescing_ms: u64,
+    /// Time to first token.
+    pub ttft_ms: Spread,
+    /// Time per token after it.
+    pub tpot_ms: Spread,
+}
+
+/// Twenty questions of 20 to 120 tokens a second for half a minute, answers of 100, where any prompt in a step costs 10 ms
+/// more; steps may take 60 ms.
+pub fn chat(coalescing_ms: u64, seed: u64) -> Chat {
+    let scheduling = SchedulingConfig { coalescing_ns: coalescing_ms * 1_000_000, ..SchedulingConfig::default() };
+    let mut lab = Lab::new(Setup { scheduling, mixed_ns: 10e6, step_time_target_ms: Some(60.0), ..Setup::default() });
+    let mut rng = Rng(seed);
+    let mut at_ns = 0;
+    for label in 0..600 {
+        at_ns += rng.gap_ns(20.0);
+        let n = rng.between(20, 120);
+        lab.arrive(Arrival { at_ns, label, prompt: rng.text(n), max_tokens: 100 });
+    }
+    let served = lab.run(&mut |_| None, |_| false);
+    Chat {
+        coalescing_ms,
+        ttft_ms: Spread::of(served.iter().filter_map(Served::ttft_ms)),
+        tpot_ms: Spread::of(served.iter().filter_map(Served::tpot_ms)),
+    }
+}
+
+/// Policies to compare on coding sessions.
+pub const POLICIES: [(&str, Order); 2] = [("fcfs", Order::FirstCome), ("shortest-prefill", Order::ShortestPrefill)];
 
 /// What a policy did to the agentic mix.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -150,8 +176,8 @@ const TURNS: u32 = 6;
 /// Coding sessions begin at random: 4,000 to 32,000 tokens, then five more turns of 800 tokens, each two to ten seconds
 /// after the answer of 150 before it.
 pub fn mix(number: usize, sessions: u32, seed: u64) -> Mix {
-    let (policy, order, coalescing_ns) = POLICIES[number];
-    let scheduling = SchedulingConfig { order, coalescing_ns, ..SchedulingConfig::default() };
+    let (policy, order) = POLICIES[number];
+    let scheduling = SchedulingConfig { order, ..SchedulingConfig::default() };
     let mut lab = Lab::new(Setup { scheduling, ..Setup::default() });
     let mut rng = Rng(seed);
     let mut at_ns = 0;

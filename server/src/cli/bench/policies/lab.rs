@@ -57,6 +57,8 @@ pub const PAGE: u32 = 64;
 pub struct Setup {
     /// What a step costs.
     pub machine: Cost,
+    /// What a step with prompt tokens costs beyond that, for example because only steps that decode are replayed whole.
+    pub mixed_ns: f64,
     /// Step times vary by this much, up and down.
     pub noise: f64,
     /// Requests at once.
@@ -75,6 +77,7 @@ impl Default for Setup {
     fn default() -> Self {
         Self {
             machine: Cost { fixed_ns: 12e6, row_ns: 1e5, token_ns: 2e4 },
+            mixed_ns: 0.0,
             noise: 0.03,
             seats: 64,
             pages: 40_000,
@@ -228,7 +231,8 @@ impl Lab {
         };
         let (decode, prefill) = (plan.n_decode_tokens, plan.n_tokens - plan.n_decode_tokens);
         let noise = 1.0 + self.setup.noise * (2.0 * self.rng.unit() - 1.0);
-        let ns = (self.setup.machine.ns(decode, f64::from(prefill)) * noise) as u64;
+        let mixed_ns = if prefill > 0 { self.setup.mixed_ns } else { 0.0 };
+        let ns = ((self.setup.machine.ns(decode, f64::from(prefill)) + mixed_ns) * noise) as u64;
         self.now_ns += ns;
         self.prefill_tokens += u64::from(prefill);
         self.take_in(plan, done);

@@ -1,7 +1,7 @@
 //! Bounds that scheduling promises. Virtual time is deterministic, so latencies may be asserted.
 
 use super::{
-    experiments::{mix, overload, stream},
+    experiments::{chat, mix, overload, stream},
     lab::{Arrival, Lab, Rng, Setup},
 };
 
@@ -36,6 +36,13 @@ fn shortest_prefill_shortens_the_mean_and_loses_nobody() {
     assert_eq!((fcfs.requests, shortest.requests), (180, 180));
     assert!(shortest.ttft_ms.mean < 0.9 * fcfs.ttft_ms.mean, "{shortest:?} {fcfs:?}");
     assert!(shortest.later_turn_ttft_ms.mean < 0.8 * fcfs.later_turn_ttft_ms.mean, "{shortest:?} {fcfs:?}");
+}
+
+#[test]
+fn coalescing_trades_the_first_token_for_the_others_within_its_bound() {
+    let (off, on) = (chat(0, 1), chat(200, 1));
+    assert!(on.tpot_ms.mean < 0.9 * off.tpot_ms.mean, "{on:?} {off:?}");
+    assert!(on.ttft_ms.p99 < off.ttft_ms.p99 + 200.0 + 30.0, "bound and a step: {on:?} {off:?}");
 }
 
 #[test]
