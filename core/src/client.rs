@@ -13,6 +13,7 @@ use crate::{
     driver::BlockEvents,
     mailbox::Letters,
     request::{Event, Request, RequestId},
+    scheduler::trace::StepRecord,
     speculation::DRAFT_MAX,
 };
 
@@ -121,6 +122,16 @@ pub trait Engine: Send + Sync {
     /// A reader of the prefix cache's block events, from the oldest kept; `None` if the engine makes none.
     fn block_events(&self) -> Option<BlockEvents> {
         None
+    }
+    /// Up to `most` steps numbered above `after` with all their decisions, oldest first, as far as they are kept.
+    fn steps(&self, after: u64, most: usize) -> Vec<StepRecord> {
+        let _ = (after, most);
+        Vec::new()
+    }
+    /// The last `n` steps, oldest first.
+    fn last_steps(&self, n: usize) -> Vec<StepRecord> {
+        let _ = n;
+        Vec::new()
     }
 }
 

@@ -37,6 +37,7 @@ use crate::{
     request::{Event, FinishReason, Request, RequestId},
     sampler::{History, Sampler},
     scheduler::{
+        decision::Decisions,
         marks::MARKS_MAX,
         plan::{Scheduler, StepLimits},
         queue::{self, Queues, Running, Waiting},
@@ -236,7 +237,7 @@ impl EngineState {
         };
         Ok(Self {
             queues: Queues::new(config.max_waiting, config.max_num_seqs),
-            scheduler: Scheduler::new(limits, config.blocks_per_row),
+            scheduler: Scheduler::new(limits, config.blocks_per_row, config.max_waiting, config.scheduling.policy()),
             memory,
             sampler: Sampler::new(config.tokenizer_vocab_size),
             parts: StepParts::new(capacity),
@@ -284,7 +285,7 @@ impl EngineState {
             self.memory.index.hash_pages(&namespace, &tokens, whole, &mut hashes);
         }
         let prompt_logprobs = sampling.prompt_logprobs.map(|_| Vec::with_capacity(tokens.len() - 1));
-        let body = Body {
+        let mut body = Body {
             id,
             rank: (priority, id.0),
             sampling,
@@ -310,7 +311,10 @@ impl EngineState {
             n_loads: 0,
             is_started: false,
             submitted_ns: now_ns,
+            uncached: prompt_tokens,
+            overtaken_steps: 0,
         };
+        self.scheduler.foresee(&mut body, &self.memory);
         self.queues.wait(Waiting::Queued(Sequence::new(Box::new(body))));
         Ok(id)
     }
@@ -388,11 +392,12 @@ impl EngineState {
         }
         // Somebody waits for each step that runs, nobody for a store.
         self.memory.order_stores(if self.queues.running.is_empty() { STORES_MAX } else { STORES_BESIDE_STEPS });
-        self.scheduler.plan(&mut self.queues, &mut self.memory, &self.step_cost);
+        self.scheduler.plan(now_ns, &mut self.queues, &mut self.memory, &self.step_cost);
         let verifies = self.verify.is_some() && !seeded!(VerifyWritesTheState);
         let mut plan = self.parts.collect(&mut self.queues, |running| !(verifies && guesses(running)));
         self.sequence += 1;
         plan.sequence = self.sequence;
+        self.scheduler.decisions.sequence = self.sequence;
         // Tables are shared: whichever pass runs first takes in the changes.
         let mut deltas = &self.scheduler.deltas[..];
         if plan.n_rows > 0 {
@@ -419,6 +424,11 @@ impl EngineState {
         let branch_tokens = self.parts.branch_tokens + in_verify;
         self.in_flight = Some(InFlight { sequence, n_logit_rows, decode_only, branch_tokens, planned_ns: now_ns });
         Some(plan)
+    }
+
+    /// What the last plan decided about whom, and why.
+    pub fn decisions(&self) -> &Decisions {
+        &self.scheduler.decisions
     }
 
     /// Parameter block of the verify pass planned last.

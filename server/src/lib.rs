@@ -13,4 +13,5 @@ pub mod http;
 pub mod kv_events;
 pub mod log;
 pub mod progress;
+pub mod step_trace_file;
 pub mod text_frontend;

@@ -12,6 +12,7 @@ use super::{
     device::{DeviceThread, Failure, Turn},
     inbox::Command,
     masks::MaskThreads,
+    report::Reporter,
 };
 use crate::{
     client::Mailbox,
@@ -58,6 +59,7 @@ pub(super) fn main(
         device: DeviceThread::start(),
         overlap,
         budget: StepBudget::new(target_ms),
+        reporter: Reporter::new(shared.gate().is_on()),
         routes: Routes::default(),
         masks: MaskThreads::new(),
         shared: Arc::clone(&shared),
@@ -92,6 +94,7 @@ struct EngineThread {
     device: DeviceThread,
     overlap: bool,
     budget: StepBudget,
+    reporter: Reporter,
     routes: Routes,
     masks: MaskThreads,
 }
@@ -121,6 +124,8 @@ impl EngineThread {
                 self.shared.inbox.wait();
                 continue;
             };
+            self.shared.trace().planned(self.state.decisions());
+            let sequence = plan.sequence;
             self.shared.step_began_ns.store(began_ns.max(1), Ordering::Release);
             let (decode, prefill) = (plan.n_decode_tokens, plan.n_tokens - plan.n_decode_tokens);
             turn.set_plan(&plan, &self.state);
@@ -139,6 +144,7 @@ impl EngineThread {
                 Err(_) => turn,
             };
             let outcome = turn.outcome.clone();
+            let is_ok = outcome.is_ok();
             let turn = self.turn.insert(turn);
             match outcome {
                 Ok(()) => {}
@@ -155,6 +161,10 @@ impl EngineThread {
             self.shared.step_began_ns.store(0, Ordering::Release);
             self.budget.observe(decode, prefill, now_ns - began_ns);
             self.state.set_step_tokens(self.budget.tokens(decode));
+            if is_ok {
+                self.shared.trace().ended(sequence, self.shared.now_ns());
+            }
+            self.reporter.step(decode, now_ns - began_ns);
             self.publish();
         }
     }
@@ -187,6 +197,7 @@ impl EngineThread {
     /// True for `Stop`.
     fn obey(&mut self, command: Command) -> bool {
         let routes = &mut self.routes;
+        self.reporter.obeyed(&command);
         match command {
             Command::Submit { ticket, request, mailbox } => match self.state.submit(*request, self.shared.now_ns()) {
                 Ok(id) => {
@@ -222,7 +233,9 @@ impl EngineThread {
         let ended = std::mem::take(&mut self.routes.ended);
         self.shared.outstanding.leave(ended);
         self.shared.feed.follow(self.state.cache_events());
-        *self.shared.metrics.lock().unwrap_or_else(PoisonError::into_inner) = self.state.metrics();
+        let metrics = self.state.metrics();
+        self.reporter.report(&self.state, &metrics, &self.budget, &self.shared);
+        *self.shared.metrics.lock().unwrap_or_else(PoisonError::into_inner) = metrics;
     }
 }
 

@@ -68,6 +68,10 @@ pub struct Body {
     pub is_started: bool,
     /// When it was submitted.
     pub submitted_ns: u64,
+    /// While it waits: tokens that the cache did not have when it was last asked.
+    pub uncached: u32,
+    /// See [`super::policy::Prefill`].
+    pub overtaken_steps: u32,
 }
 
 impl Body {

@@ -1,6 +1,6 @@
 //! `tokenspeed serve`: bind, load, announce, serve, drain.
 
-use std::{io::Write as _, time::Duration};
+use std::{io::Write as _, path::PathBuf, time::Duration};
 
 use clap::Args;
 
@@ -15,6 +15,7 @@ use crate::{
     kv_events::{KvEventsArgs, Publisher},
     log::{Log, LogFormat},
     progress::Terminal,
+    step_trace_file::StepTraceFile,
 };
 
 /// Arguments of `serve`.
@@ -56,6 +57,9 @@ pub struct ServeArgs {
     /// Block events.
     #[command(flatten)]
     pub kv_events: KvEventsArgs,
+    /// Write what each step did, for whom and why, as a Chrome trace; open it in Perfetto
+    #[arg(long, value_name = "FILE")]
+    pub trace_steps: Option<PathBuf>,
 }
 
 /// Serve until a signal ends it.
@@ -73,6 +77,7 @@ pub fn run(mut args: ServeArgs) -> Result<(), CliError> {
         }
         args.engine.cache_events = config.max_queue_size;
     }
+    let trace = args.trace_steps.as_deref().map(StepTraceFile::create).transpose()?;
     let listener = server::bind(&args.host, args.port)?;
     let address = listener
         .local_addr()
@@ -122,6 +127,9 @@ pub fn run(mut args: ServeArgs) -> Result<(), CliError> {
                         log.event("block events", &[("endpoint", endpoint), ("replay", replay)]);
                         publisher.start(events);
                     }
+                    if let Some(trace) = &trace {
+                        trace.follow(loaded.engine.clone());
+                    }
                     announce(&state, loaded, &url, log);
                 }
                 Err(_) => return Err(CliError::new("loading the model failed unexpectedly", args.engine.model.as_str(), "")),
@@ -144,8 +152,14 @@ pub fn run(mut args: ServeArgs) -> Result<(), CliError> {
             },
             second = stop.next() => {
                 log.event("stopped at once", &[("signal", second)]);
+                if let Some(trace) = trace {
+                    trace.finish();
+                }
                 std::process::exit(130);
             }
+        }
+        if let Some(trace) = trace {
+            trace.finish();
         }
         Ok(())
     });

@@ -25,7 +25,7 @@ pub use logits::prompt_logits;
 pub use reads::DecodeReads;
 pub use text::load_frontend;
 
-use std::{path::PathBuf, sync::Arc};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use tokenspeed_backend_api::backend::DeviceMonitor;
 use tokenspeed_core::{
@@ -174,8 +174,10 @@ fn start(
 }
 
 fn driver_config(options: &EngineOptions) -> DriverConfig {
+    let delay_ms = options.max_queue_delay_ms;
     DriverConfig {
         step_time_target_ms: options.step_time_target_ms,
+        max_queue_delay: (delay_ms > 0).then(|| Duration::from_millis(delay_ms.into())),
         overlap: !options.disable_overlap_schedule,
         ..DriverConfig::default()
     }

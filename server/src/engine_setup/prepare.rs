@@ -15,6 +15,7 @@ use tokenspeed_core::{
     load::{self, DeviceProgram},
     lower::{Capacity, Lowered},
     memory::{MemoryPlan, MemoryRequest, plan_memory},
+    scheduler::policy::{Order, SchedulingConfig},
     speculation::{GUESSES_MAX, SpeculationConfig},
     step::StepCapacity,
 };
@@ -26,7 +27,9 @@ use tokenspeed_models::{
 use super::{GenerationDefaults, backend, draft::Draft, experts::ExpertBudget, text};
 use crate::{
     cli::{
-        engine_options::{Dtype, EngineOptions, GenerationConfig, KvCacheDtype, Mode, SpeculativeAlgorithm},
+        engine_options::{
+            Dtype, EngineOptions, GenerationConfig, KvCacheDtype, Mode, SchedulingPolicy, SpeculativeAlgorithm,
+        },
         model_path::{ModelPath, resolve_model},
     },
     error::CliError,
@@ -408,6 +411,14 @@ fn engine_config(
     config.tokenizer_vocab_size = frontend.vocab_size().min(vocab);
     config.eos_ids = frontend.eos_ids().to_vec();
     config.prefix_cache = !options.no_prefix_cache;
+    config.scheduling = SchedulingConfig {
+        order: match options.scheduling_policy {
+            SchedulingPolicy::Fcfs => Order::FirstCome,
+            SchedulingPolicy::ShortestPrefill => Order::ShortestPrefill,
+        },
+        overtaken_steps_max: options.max_overtaken_steps,
+        coalescing_ns: u64::from(options.prefill_coalescing_ms) * 1_000_000,
+    };
     config.cache_events = options.cache_events;
     config.draft = draft.map(Draft::model);
     let looks_up = shape == Shape::Serve && options.speculative_algorithm == SpeculativeAlgorithm::Ngram;

@@ -9,7 +9,6 @@ use std::sync::{
 
 use tokenspeed_core::{
     cache::copies::{CopyOrder, Direction},
-    client::Engine,
     driver::{CopyError, StepRunner},
     engine::Pass,
     load::DeviceProgram,

@@ -10,6 +10,7 @@ use crate::{
     cache::copies::{CopyOrder, Direction},
     engine::{ComponentClass, EngineConfig, EngineState, Logits, Pass, Plan},
     request::{Event, RequestId},
+    scheduler::decision::{WAITING_NAMED_MAX, What},
     step::{StepBuffer, StepReader},
 };
 
@@ -281,6 +282,9 @@ impl Rig {
     pub fn plan(&mut self) -> Option<Plan> {
         self.now_ns += 1000;
         let plan = self.engine.plan(self.now_ns, &mut self.step);
+        if let Some(plan) = &plan {
+            self.check_decisions(plan);
+        }
         if plan.is_some() && self.plans_ahead {
             self.n_ahead += u64::from(self.engine.plan_ahead());
         }
@@ -307,6 +311,30 @@ impl Rig {
             self.end_copy(0, true);
         }
         any
+    }
+
+    /// Who runs and who waits is written down once each, and adds up.
+    fn check_decisions(&self, plan: &Plan) {
+        let decisions = self.engine.decisions();
+        assert_eq!((decisions.sequence, decisions.planned_ns), (plan.sequence, self.now_ns));
+        // Rows of side branches belong to nobody's count.
+        let branches = self.engine.in_flight.as_ref().map_or(0, |step| step.branch_tokens);
+        assert_eq!(decisions.decode_tokens + branches, plan.n_decode_tokens);
+        assert_eq!(decisions.decode_tokens + decisions.prefill_tokens + branches, plan.n_tokens);
+        let mut said = BTreeMap::new();
+        for decision in &decisions.list {
+            let tokens = match decision.what {
+                What::Prefills { tokens, .. } | What::Decodes { tokens, .. } => tokens,
+                What::Waits(_) => 0,
+                What::Admitted { .. } | What::Preempted { .. } => continue,
+            };
+            assert!(said.insert(decision.id, tokens).is_none(), "{:?} is named twice", decision.id);
+        }
+        for holder in self.engine.holders() {
+            assert_eq!(said.remove(&holder.id), Some(holder.planned));
+        }
+        let waiting = (decisions.waiting as usize).min(WAITING_NAMED_MAX);
+        assert!(said.len() == waiting && said.values().all(|tokens| *tokens == 0), "waiting ones: {said:?}");
     }
 
     pub fn abort(&mut self, id: RequestId) -> bool {
