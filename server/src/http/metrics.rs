@@ -171,6 +171,9 @@ fn write_engine(out: &mut String, engine: &Metrics) {
         "Copies that failed or did not fit their checksum; each was a miss.",
         engine.host_failed as f64,
     );
+    let [checked, right] = engine.branches.map(|n| n as f64);
+    counter(out, "tokenspeed_draft_branches_total", "Side branches of guesses that were checked.", checked);
+    counter(out, "tokenspeed_accepted_branches_total", "Of these, the right ones.", right);
     counter(out, "tokenspeed_preemptions_total", "Sequences that were queued again.", engine.preemptions as f64);
     counter(out, "tokenspeed_engine_steps_total", "Forward steps.", engine.steps as f64);
     counter(out, "tokenspeed_engine_step_seconds_total", "Time in steps.", engine.step_ns as f64 / 1e9);

@@ -112,11 +112,10 @@ fn debug_steps_tell_who_ran_and_who_waited_for_what() {
     assert_eq!(server.complete("x", r#","max_tokens":3"#).status, 200);
     held.store(true, Ordering::SeqCst);
     let request = |n: u32| Request { prompt: vec![n; 30], ..Request::default() };
-    let streams: Vec<_> = (0..5).map(|n| engine.submit(request(n)).expect("queued")).collect();
+    let mut streams: Vec<_> = (0..5).map(|n| engine.submit(request(n)).expect("queued")).collect();
     wait_until(|| engine.last_steps(1)[0].ended_ns.is_none());
     held.store(false, Ordering::SeqCst);
-    wait_until(|| engine.metrics().running == 0 && engine.metrics().waiting == 0);
-    drop(streams);
+    streams.drain(..).for_each(|mut stream| while stream.blocking_next().is_some() {});
     let reply = server.get("/debug/steps?last=4000");
     assert_eq!(reply.status, 200, "{}", reply.text());
     let json = reply.json();
