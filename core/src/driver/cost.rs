@@ -61,7 +61,9 @@ impl Moments {
 
     /// Coefficients with zeros outside of `subset` that fit best, and their squared error; `None` if they are not determined.
     fn solve(&self, subset: u32) -> Option<([f64; 3], f64)> {
-        let at: Vec<usize> = (0..3).filter(|i| subset >> i & 1 == 1).collect();
+        let mut at = [0; 3];
+        let n = at.iter_mut().zip((0..3).filter(|i| subset >> i & 1 == 1)).map(|(at, i)| *at = i).count();
+        let at = &at[..n];
         let mut rows = [[0.0; 4]; 3];
         for (r, &i) in at.iter().enumerate() {
             for (c, &j) in at.iter().enumerate() {
@@ -69,7 +71,6 @@ impl Moments {
             }
             rows[r][3] = self.xy[i];
         }
-        let n = at.len();
         for pivot in 0..n {
             // Symmetric and positive: the diagonal pivots. Next to nothing left means that the features go together.
             if rows[pivot][pivot] <= 1e-6 * self.xx[at[pivot]][at[pivot]] {

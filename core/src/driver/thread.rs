@@ -220,6 +220,8 @@ impl EngineThread {
             Command::Flush { reply } => {
                 copy(&mut self.state, self.turn.as_mut().expect("the device is back between steps"));
                 let answer = self.state.flush_cache().map(drop).map_err(|e| e.to_string());
+                // Whoever asked may look at the figures next.
+                self.publish();
                 self.shared.feed.follow(self.state.cache_events());
                 // The asker may have given up; then nobody is told.
                 let _ = reply.send(answer);
