@@ -91,11 +91,17 @@ struct Shared<'a> {
     report: Mutex<Option<Report>>,
 }
 
-/// Runs a kernel to its end.
+/// Runs a kernel to its end. With `devices`, it sees the memory of those alone.
 ///
 /// # Errors
 /// The first fault of any wave.
-pub fn launch(kernel: &Kernel, memory: &Memory, dispatch: &Dispatch, mode: Mode) -> Result<Counters, Report> {
+pub fn launch(
+    kernel: &Kernel,
+    memory: &Memory,
+    devices: Option<&[i32]>,
+    dispatch: &Dispatch,
+    mode: Mode,
+) -> Result<Counters, Report> {
     let kernarg_bytes = kernel.kernarg_bytes.max(dispatch.kernarg.len()).next_multiple_of(64);
     let fail = |what: &str| Report {
         what: what.into(),
@@ -112,7 +118,7 @@ pub fn launch(kernel: &Kernel, memory: &Memory, dispatch: &Dispatch, mode: Mode)
     let bytes = argument_block(kernel, dispatch, kernarg_bytes, block.base as u64);
     // SAFETY: the block was just allocated, is not shared yet, and is at least this long.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), block.base as *mut u8, bytes.len()) };
-    let view = memory.view();
+    let view = devices.map_or_else(|| memory.view(), |devices| memory.view().of_devices(devices));
     let shared = Shared {
         env: Env { kernel, memory: &view, check: mode.check },
         dispatch,

@@ -152,6 +152,12 @@ impl View {
         (address.checked_add(len)? <= found.base + found.len).then_some(found)
     }
 
+    /// The same without the memory of devices that are not listed.
+    pub fn of_devices(&self, devices: &[i32]) -> Self {
+        let hidden = |a: &Allocation| matches!(a.owner, Owner::Device(d) if !devices.contains(&d));
+        Self(Arc::new(self.0.iter().filter(|(_, a)| !hidden(a)).map(|(k, a)| (*k, a.clone())).collect()))
+    }
+
     /// Where an address that is in no allocation lies, in words.
     pub fn describe(&self, address: usize) -> String {
         let below = self.0.range(..=address).next_back().map(|(_, a)| a);
