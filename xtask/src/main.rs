@@ -7,6 +7,7 @@
 mod command;
 mod demo;
 mod header;
+mod kernels;
 mod kimi_vocabulary;
 mod ops_document;
 mod python;
@@ -27,6 +28,8 @@ const USAGE: &str = "usage: cargo xtask <task>
                     simulate the engine on a device that verifies what it is given
   demo              build, fetch a small model, serve it, ask it one question
   header [--check]  write (or compare) what is generated: the C header and docs/ops.md
+  kernels [--verify]
+                    compile the backends' device kernels, without a device; --verify: twice, and compare
   kimi-vocabulary   make the rank file and texts that a long test compares with
   vectors [--write] run the numpy scripts; show that they reproduce (or rewrite) the committed vectors";
 
@@ -41,6 +44,8 @@ fn main() -> ExitCode {
         ["demo"] => demo::run(),
         ["header"] => header::run(false).and_then(|()| ops_document::run(false)),
         ["header", "--check"] => header::run(true).and_then(|()| ops_document::run(true)),
+        ["kernels"] => kernels::run(false).map(drop),
+        ["kernels", "--verify"] => kernels::run(true).map(drop),
         ["kimi-vocabulary"] => kimi_vocabulary::run(),
         ["vectors"] => vectors::run(false),
         ["vectors", "--write"] => vectors::run(true),

@@ -1,4 +1,4 @@
-"""Assembles instructions, one a line, from standard input; prints the code section's bytes as hexadecimal dwords.
+"""Assembles instructions, one a line, from standard input; prints each one's dwords in hexadecimal, or `-` if refused.
 
 The assembler is LLVM's, out of the pinned compiler: the second opinion on what the emulator's decoder prints.
 """
@@ -9,6 +9,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import build
+
+# A word that no instruction contains marks where one ends and the next begins.
+MARK = 0xFFFFFFFF
 
 
 def text_section(data):
@@ -23,11 +26,27 @@ def text_section(data):
     raise SystemExit("no .text in the object")
 
 
-def main():
+def words(lines):
+    """Dwords of each line; a refused line halves the list until it stands alone."""
     target = f'.amdgcn_target "{build.TRIPLE}--{build.ARCH}"\n.text\n'
-    code = text_section(build.assemble(target + sys.stdin.read() + "\n"))
-    print(" ".join(f"{word:08x}" for word, in struct.iter_unpack("<I", code)))
+    text = "".join(f"{line}\n.long {MARK}\n" for line in lines)
+    try:
+        code = text_section(build.assemble(target + text))
+    except RuntimeError:
+        if len(lines) == 1:
+            return ["-"]
+        half = len(lines) // 2
+        return words(lines[:half]) + words(lines[half:])
+    found, current = [], []
+    for (word,) in struct.iter_unpack("<I", code):
+        if word == MARK:
+            found.append(" ".join(f"{w:08x}" for w in current))
+            current = []
+        else:
+            current.append(word)
+    assert len(found) == len(lines)
+    return found
 
 
 if __name__ == "__main__":
-    main()
+    sys.stdout.write("".join(f"{w}\n" for w in words(sys.stdin.read().splitlines())))

@@ -16,6 +16,7 @@ os.environ["TRITON_DEFAULT_FP_FUSION"] = "1"
 import argparse
 import ctypes
 import hashlib
+import importlib.util
 import json
 import re
 import subprocess
@@ -65,20 +66,32 @@ def metadata_of(assembly):
     return {k: number(k) for k in keys}, arguments
 
 
-def assemble(text, triple=TRIPLE):
-    """Object file bytes of an assembly text, by the code generator that Triton ships."""
-    from triton.backends.amd import compiler
+def code_generator():
+    """The LLVM that Triton ships for this architecture; found without importing Triton, which takes long."""
+    package = Path(importlib.util.find_spec("triton").submodule_search_locations[0])
+    library = ctypes.CDLL(str(package / "backends/amd/lib/libtriton_amd_codegen.so"))
+    out = ctypes.POINTER(ctypes.c_void_p)
+    library.triton_amdgpu_assemble.argtypes = [ctypes.c_char_p, ctypes.c_size_t, *[ctypes.c_char_p] * 3, out,
+                                               ctypes.POINTER(ctypes.c_size_t), out]
+    library.triton_amdgpu_assemble.restype = ctypes.c_int
+    library.triton_amdgpu_free.argtypes = [ctypes.c_void_p]
+    library.triton_amdgpu_free.restype = None
+    return library
 
-    library = compiler._load_amd_codegen(compiler.get_amd_codegen_path())
-    source, out, size, error = text.encode(), ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_void_p()
-    status = library.triton_amdgpu_assemble(source, len(source), triple.encode(), ARCH.encode(), b"", ctypes.byref(out),
+
+def assemble(text):
+    """Object file bytes of an assembly text; an error carries the assembler's words."""
+    library, source = code_generator(), text.encode()
+    data, size, error = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_void_p()
+    status = library.triton_amdgpu_assemble(source, len(source), TRIPLE.encode(), ARCH.encode(), b"", ctypes.byref(data),
                                             ctypes.byref(size), ctypes.byref(error))
-    if status:
-        message = ctypes.string_at(error).decode() if error.value else "unknown failure"
-        raise RuntimeError(f"assembler: {message}")
-    data = ctypes.string_at(out, size.value)
-    library.triton_amdgpu_free(out)
-    return data
+    result = data if not status else error
+    try:
+        if status:
+            raise RuntimeError(ctypes.string_at(error).decode() if error.value else "assembler: unknown failure")
+        return ctypes.string_at(data, size.value)
+    finally:
+        library.triton_amdgpu_free(result)
 
 
 def link(assembly):

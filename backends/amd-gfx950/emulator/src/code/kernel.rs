@@ -195,6 +195,34 @@ fn decode_all(name: &str, words: &[u32], d: &Descriptor) -> Result<(Vec<Inst>, O
 }
 
 impl Kernel {
+    /// A kernel of bare code: no arguments, `vector_registers` registers, group coordinates in s0, s1, s2.
+    ///
+    /// # Errors
+    /// Code that cannot be decoded.
+    pub fn bare(name: &str, words: &[u32], vector_registers: usize) -> Result<Self, LoadError> {
+        let descriptor = Descriptor {
+            vector_registers,
+            first_acc: vector_registers,
+            // Denormals kept.
+            mode: 0xf0,
+            group_id: [true; 3],
+            ..Descriptor::default()
+        };
+        let (code, preload_entry) = decode_all(name, words, &descriptor)?;
+        Ok(Self {
+            name: name.into(),
+            descriptor,
+            arguments: Vec::new(),
+            kernarg_bytes: 0,
+            max_group: 1024,
+            spills: [0; 2],
+            code,
+            preload_entry,
+            code_address: 0,
+            words: words.to_vec(),
+        })
+    }
+
     /// Text of the instruction at a byte offset.
     pub fn disassemble(&self, offset: u32) -> String {
         let words = self.words.get(offset as usize / 4..).unwrap_or_default();

@@ -35,7 +35,7 @@ fn save_exec(cx: &mut Cx, inst: &Inst, f: fn(u64, u64) -> u64) {
     if cx.env.check {
         // Only bits that decide whether a lane runs matter: those that the old mask lets through.
         let valid = cx.valid_mask(&inst.s[0]);
-        let matters = f(old, 0) ^ f(old, u64::MAX);
+        let matters = f(0, old) ^ f(u64::MAX, old);
         if matters & !valid != 0 {
             cx.w.fail_at("EXEC from an uninitialised value", matters & !valid);
             return;

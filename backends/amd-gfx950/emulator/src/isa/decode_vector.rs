@@ -67,7 +67,9 @@ pub(super) fn short(w: Words) -> Result<Inst, DecodeError> {
         _ => implied(&mut inst),
     }
     if special {
-        if matches!(def.sem, Sem::X(_) | Sem::W3(_) | Sem::Cw(_)) && !def.name.starts_with("v_cndmask") && inst.m == NONE {
+        // Conversions of small floats read their selection themselves.
+        let selects = code == SDWA && def.name.starts_with("v_cvt_");
+        if matches!(def.sem, Sem::X(_) | Sem::W3(_) | Sem::Cw(_)) && !selects {
             return w.unsupported(format!("{} with sub-dword or cross-lane operands", def.name));
         }
         inst.words = 2;
@@ -111,7 +113,7 @@ fn sdwa(w: Words, inst: &mut Inst, second: u32) -> Result<(), DecodeError> {
     }
     (inst.f.clamp, inst.f.omod) = (bit(13), (second >> 14 & 3) as u8);
     inst.form = Form::Sdwa { dst_sel, dst_unused };
-    Ok(())
+    output_modifiers(w, inst)
 }
 
 fn dpp(w: Words, inst: &mut Inst, second: u32) -> Result<(), DecodeError> {
@@ -163,6 +165,7 @@ pub(super) fn vop3(w: Words) -> Result<Inst, DecodeError> {
     inst.f.clamp = first >> 15 & 1 != 0;
     if let Some(width) = def.width('M') {
         inst.m = w.scalar_destination(first >> 8 & 0x7f, width)?;
+        output_modifiers(w, &inst)?;
         return Ok(inst);
     }
     inst.f.op_sel = (first >> 11 & 0xf) as u8;
@@ -172,12 +175,21 @@ pub(super) fn vop3(w: Words) -> Result<Inst, DecodeError> {
     for i in 0..3 {
         inst.s[i].abs = first >> (8 + i) & 1 != 0;
     }
-    let half_selecting = def.name.ends_with("16") || def.name.contains("_fp8") || def.name.contains("_bf8")
-        || def.name.contains("_fp4") || def.name.contains("_f16") || def.name.contains("bf16");
-    if inst.f.op_sel != 0 && !half_selecting {
+    // Conversions to and from small floats select halves or bytes; for plain arithmetic that is not modelled.
+    if inst.f.op_sel != 0 && !(matches!(def.sem, Sem::X(_)) && def.name.starts_with("v_cvt")) {
         return w.unsupported(format!("op_sel of {}", def.name));
     }
+    output_modifiers(w, &inst)?;
     Ok(inst)
+}
+
+/// Clamp and output scaling are modelled for plain f32 arithmetic alone.
+fn output_modifiers(w: Words, inst: &Inst) -> Result<(), DecodeError> {
+    let plain = matches!(inst.def.sem, Sem::V1(_) | Sem::V2(_) | Sem::V3(_)) && inst.def.name.ends_with("_f32");
+    if (inst.f.clamp || inst.f.omod != 0) && !plain {
+        return w.unsupported(format!("clamp or output scaling of {}", inst.def.name));
+    }
+    Ok(())
 }
 
 /// `v_bitop3`: table bits 0-2 stand in neg, 3-5 in abs, 6-7 in omod.
@@ -279,6 +291,12 @@ fn packed(w: Words, op: u32) -> Result<Inst, DecodeError> {
     inst.f.op_sel = (first >> 11 & 7) as u8;
     inst.f.op_sel_hi = (second >> 27 & 3 | (first >> 14 & 1) << 2) as u8;
     inst.f.neg_hi = (first >> 8 & 7) as u8;
-    inst.f.clamp = first >> 15 & 1 != 0;
+    if first >> 15 & 1 != 0 {
+        return w.unsupported(format!("clamp of {}", def.name));
+    }
+    let negated = inst.f.neg_hi != 0 || inst.s.iter().any(|s| s.neg);
+    if def.name.starts_with("v_dot2") && (negated || inst.f.op_sel != 0 || inst.f.op_sel_hi != 7) {
+        return w.unsupported(format!("modifiers of {}", def.name));
+    }
     Ok(inst)
 }
