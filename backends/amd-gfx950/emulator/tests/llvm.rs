@@ -66,6 +66,28 @@ fn every_instruction_of_every_object_is_llvms() {
     }
 }
 
+/// Whatever a damaged file says, loading it ends with an error or with kernels that decode, never with a panic.
+#[test]
+fn corrupted_objects_never_panic() {
+    let Some(folder) = variable("TOKENSPEED_KERNELS") else { return };
+    let good = std::fs::read(folder.join("amd-gfx950/reduce.hsaco")).unwrap();
+    let (mut random, mut refused) = (Random(1), 0);
+    for _ in 0..600 {
+        let mut bytes = good.clone();
+        for _ in 0..1 + random.next() % 4 {
+            let at = random.next() as usize % bytes.len();
+            bytes[at] = random.next() as u8;
+        }
+        bytes.truncate(if random.next() % 8 == 0 { random.next() as usize % bytes.len() } else { bytes.len() });
+        let memory = Memory::default();
+        match Object::load(&bytes, &memory) {
+            Ok(object) => object.unload(&memory),
+            Err(_) => refused += 1,
+        }
+    }
+    assert!(refused > 100, "{refused}");
+}
+
 /// splitmix64.
 struct Random(u64);
 
@@ -114,7 +136,9 @@ fn random_words(encoding: Encoding, op: u32, random: &mut Random) -> Vec<u32> {
             let scalar = if op >= 480 && op <= 489 { scalar } else { 0 };
             vec![0b11_0100 << 26 | op << 16 | scalar & 0x7f00 | b & 0xfe, modifiers | sources(c & 0xfe | 0x100)]
         }
-        Encoding::Vop3p => vec![0x1a7 << 23 | op << 16 | a & 0x7800 & !0x4000 | 0x4000 | b & 0xfe, 3 << 27 | sources(c & 0xfe | 0x100)],
+        Encoding::Vop3p => {
+            vec![0x1a7 << 23 | op << 16 | a & 0x7800 & !0x4000 | 0x4000 | b & 0xfe, 3 << 27 | sources(c & 0xfe | 0x100)]
+        }
         Encoding::Mai if op & 0x100 != 0 => {
             let sources = vector(c) | vector(c >> 8) << 9 | vector(c >> 16) << 18;
             let formats = if a & 1 == 0 { (0, 0) } else { (4, 4) };
@@ -130,10 +154,16 @@ fn random_words(encoding: Encoding, op: u32, random: &mut Random) -> Vec<u32> {
             vec![0x1a7 << 23 | op << 16 | a & 0x8000 | b & 0xfc, (a & 3) << 27 | sources]
         }
         Encoding::Ds => vec![0b11_0110 << 26 | op << 17 | (a & 1) << 25 | a >> 8 & 0xfffe, b],
-        Encoding::Mubuf => vec![0b11_1000 << 26 | op << 18 | a & 0x3_dfff & !0x2000 | 0x1000, b & 0xff9c_fefe & !0x00e0_0000 | 0x8000_0000 & b],
+        Encoding::Mubuf => vec![
+            0b11_1000 << 26 | op << 18 | a & 0x3_dfff & !0x2000 | 0x1000,
+            b & 0xff9c_fefe & !0x00e0_0000 | 0x8000_0000 & b,
+        ],
         Encoding::Global => {
             let base = if a & 1 == 0 { 0x7f } else { a >> 4 & 0x3e };
-            vec![0b11_0111 << 26 | op << 18 | 2 << 14 | (a >> 8 & 0x203_0fff) & !(7 << 18), b & 0xff80_fefe | base << 16]
+            vec![
+                0b11_0111 << 26 | op << 18 | 2 << 14 | (a >> 8 & 0x203_0fff) & !(7 << 18),
+                b & 0xff80_fefe | base << 16,
+            ]
         }
     }
 }

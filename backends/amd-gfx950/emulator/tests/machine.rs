@@ -66,7 +66,10 @@ fn a_wave_that_never_comes_keeps_others_at_the_barrier() {
     // Wave 1 of each group spins; wave 0 waits. v_readfirstlane s8, v0; s_cmp_lg_u32 s8, 0; s_cbranch_scc1 +1; s_barrier.
     let words = [vop1(2, 8, v(0)), 0xbf07_8008, 0xbf85_0001, BARRIER, 0xbf85_ffff, ENDPGM];
     let line = run(&[&words]).unwrap_err();
-    assert!(line.contains("deadlock") && line.contains("wave 0 at a barrier") && line.contains("wave 1 running"), "{line}");
+    assert!(
+        line.contains("deadlock") && line.contains("wave 0 at a barrier") && line.contains("wave 1 running"),
+        "{line}"
+    );
 }
 
 #[test]
@@ -116,12 +119,8 @@ fn global_accesses_stay_inside_allocations_of_written_memory() {
     // v_lshlrev_b32 v1, 2, v0; v_add_co_u32 v2, vcc, s8, v1; v_mov v3, s9; v_addc_co_u32 v3, vcc, 0, v3, vcc
     let low = s_mov(8, base as u32);
     let high = s_mov(9, (base >> 32) as u32);
-    let address = [
-        0x12 << 25 | 1 << 17 | 130,
-        0x19 << 25 | 2 << 17 | 1 << 9 | 8,
-        mov(3, 9),
-        0x1c << 25 | 3 << 17 | 3 << 9 | 128,
-    ];
+    let address =
+        [0x12 << 25 | 1 << 17 | 130, 0x19 << 25 | 2 << 17 | 1 << 9 | 8, mov(3, 9), 0x1c << 25 | 3 << 17 | 3 << 9 | 128];
     let store = global(28, 2, 0, 0);
     let load = global(20, 2, 0, 4);
     let program = |ops: &[&[u32]]| [&low[..], &high, &address, &ops.concat(), &[ENDPGM]].concat();

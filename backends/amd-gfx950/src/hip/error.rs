@@ -8,9 +8,7 @@ use super::table::Hip;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HipError {
     /// No library.
-    #[error(
-        "no HIP library: {tried}; install ROCm 6.4 or newer, or set TOKENSPEED_HIP_LIBRARY to a libamdhip64.so"
-    )]
+    #[error("no HIP library: {tried}; install ROCm 6.4 or newer, or set TOKENSPEED_HIP_LIBRARY to a libamdhip64.so")]
     NoLibrary {
         /// Each name with its reason.
         tried: String,

@@ -179,7 +179,8 @@ mod tests {
             std::fs::write(folder.join("manifest.json"), text).unwrap();
             Manifest::read(&folder).unwrap_err().to_string()
         };
-        for (text, want) in [("{", "not a kernel manifest"), (r#"{"architecture": "gfx942", "kernels": []}"#, "gfx942")] {
+        for (text, want) in [("{", "not a kernel manifest"), (r#"{"architecture": "gfx942", "kernels": []}"#, "gfx942")]
+        {
             let line = line(text);
             assert!(line.contains(want) && line.contains("manifest.json") && !line.contains('\n'), "{line}");
         }

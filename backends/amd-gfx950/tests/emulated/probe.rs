@@ -68,7 +68,12 @@ fn elements(f: Format, count: usize, random: &mut Random) -> (Vec<u8>, Vec<f64>)
 fn compare(name: &str, got: &[f32], want: impl Fn(usize, usize) -> (f64, f64)) {
     for (i, got) in got.iter().enumerate() {
         let (value, scale) = want(i / 64, i % 64);
-        assert!((f64::from(*got) - value).abs() <= scale * 1e-6 + 1e-30, "{name} [{}, {}]: {got}, not {value}", i / 64, i % 64);
+        assert!(
+            (f64::from(*got) - value).abs() <= scale * 1e-6 + 1e-30,
+            "{name} [{}, {}]: {got}, not {value}",
+            i / 64,
+            i % 64
+        );
     }
 }
 

@@ -11,10 +11,15 @@ use tokenspeed_amd_gfx950::{
     kernel::Manifest,
 };
 
-/// The folder of cargo's products.
-pub fn target() -> PathBuf {
+/// The folder of cargo's products of this profile.
+fn profile() -> PathBuf {
     let test = std::env::current_exe().unwrap();
-    test.ancestors().nth(3).unwrap().to_path_buf()
+    test.ancestors().nth(2).unwrap().to_path_buf()
+}
+
+/// The folder of all of cargo's products.
+pub fn target() -> PathBuf {
+    profile().parent().unwrap().to_path_buf()
 }
 
 /// Kernels and an emulated device; `None`, with a word about it, if the kernels were not made.
@@ -31,8 +36,8 @@ pub fn device() -> Option<(Arc<Device>, Manifest)> {
 
 /// The emulator of this build.
 pub fn emulator() -> &'static Hip {
-    let library = target().join("debug/libamdhip64.so");
-    hip::load_from(&[library]).unwrap()
+    let library = profile().join("libamdhip64.so");
+    hip::load_from(&[library]).unwrap_or_else(|e| panic!("{e}; `cargo build --workspace` makes it"))
 }
 
 fn symbol<T: Copy>(hip: &Hip, name: &str) -> T {

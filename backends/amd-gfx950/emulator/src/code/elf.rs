@@ -130,7 +130,7 @@ impl<'a> Elf<'a> {
     fn read_segments(&mut self, r: Reader<'a>) -> Result<(), LoadError> {
         let (start, size, count) = (r.int(32, 8)? as usize, r.int(54, 2)? as usize, r.int(56, 2)? as usize);
         for i in 0..count {
-            let Some(at) = start.checked_add(i * size) else { return corrupt("program headers") };
+            let at = start.saturating_add(i * size).min(usize::MAX / 2);
             let kind = r.int(at, 4)?;
             let (offset, address) = (r.int(at + 8, 8)? as usize, r.int(at + 16, 8)?);
             let (file_len, memory_len) = (r.int(at + 32, 8)? as usize, r.int(at + 40, 8)?);
@@ -165,15 +165,16 @@ impl<'a> Elf<'a> {
     fn read_symbols(&mut self, r: Reader<'a>) -> Result<(), LoadError> {
         let (start, size, count) = (r.int(40, 8)? as usize, r.int(58, 2)? as usize, r.int(60, 2)? as usize);
         for i in 0..count {
-            let Some(at) = start.checked_add(i * size) else { return corrupt("section headers") };
+            let at = start.saturating_add(i * size).min(usize::MAX / 2);
             if r.int(at + 4, 4)? != 11 {
                 continue;
             }
-            let (offset, len, link) = (r.int(at + 24, 8)? as usize, r.int(at + 32, 8)? as usize, r.int(at + 40, 4)? as usize);
-            let names = start + link * size;
+            let (offset, len, link) =
+                (r.int(at + 24, 8)? as usize, r.int(at + 32, 8)? as usize, r.int(at + 40, 4)? as usize);
+            let names = start.saturating_add(link * size).min(usize::MAX / 2);
             let (names, names_len) = (r.int(names + 24, 8)? as usize, r.int(names + 32, 8)? as usize);
             let names = Reader(r.slice(names, names_len)?);
-            for entry in (0..len / 24).map(|e| offset + 24 * e) {
+            for entry in (0..len / 24).map(|e| offset.saturating_add(24 * e).min(usize::MAX / 2)) {
                 self.symbols.push(Symbol {
                     name: names.string(r.int(entry, 4)? as usize)?,
                     address: r.int(entry + 8, 8)?,

@@ -125,9 +125,13 @@ fn kernel(elf: &Elf, description: &Value, image: u64) -> Result<Kernel, LoadErro
     };
     let arguments: Option<Vec<_>> = description.list(".args").iter().map(argument).collect();
     let arguments = arguments.ok_or_else(|| missing("argument fields"))?;
+    check_scalars(&name, &descriptor)?;
     let kernarg_bytes = description.int(".kernarg_segment_size").unwrap_or(0).clamp(0, 4096) as usize;
     if let Some(a) = arguments.iter().find(|a| a.offset.saturating_add(a.size) > kernarg_bytes) {
         return Err(unsupported(format!("argument {} lies outside the argument segment", a.kind)));
+    }
+    if 4 * (descriptor.preload_offset + descriptor.preload_dwords) as usize > kernarg_bytes.next_multiple_of(64) {
+        return Err(unsupported("it preloads more arguments than it has".into()));
     }
     let count = |key| description.int(key).unwrap_or(0) as u32;
     Ok(Kernel {
@@ -142,6 +146,16 @@ fn kernel(elf: &Elf, description: &Value, image: u64) -> Result<Kernel, LoadErro
         words,
         name,
     })
+}
+
+/// What the hardware sets up must fit into the sixteen user registers.
+fn check_scalars(name: &str, d: &Descriptor) -> Result<(), LoadError> {
+    let sizes = [(0, 4), (1, 2), (2, 2), (3, 2), (4, 2), (5, 2), (6, 1)];
+    let fixed: u32 = sizes.iter().filter(|(bit, _)| d.properties >> bit & 1 != 0).map(|(_, dwords)| dwords).sum();
+    if fixed + d.preload_dwords > 16 || d.user_registers > 16 {
+        return Err(LoadError::Unsupported { kernel: name.into(), what: "more than 16 user registers".into() });
+    }
+    Ok(())
 }
 
 /// Decodes code, maps accumulation registers behind the vector registers, checks register numbers, resolves branches.
@@ -161,7 +175,8 @@ fn decode_all(name: &str, words: &[u32], d: &Descriptor) -> Result<(Vec<Inst>, O
         }
         let mut inst = isa::decode(&words[at..]).map_err(wrap)?;
         inst.address = offset;
-        let refuse = |what: String| Err(LoadError::Unsupported { kernel: name.into(), what: format!("at {offset:#x}: {what}") });
+        let refuse =
+            |what: String| Err(LoadError::Unsupported { kernel: name.into(), what: format!("at {offset:#x}: {what}") });
         for o in [&mut inst.d, &mut inst.m].into_iter().chain(inst.s.iter_mut()) {
             if o.file != File::Vector {
                 continue;

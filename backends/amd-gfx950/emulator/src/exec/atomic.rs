@@ -52,12 +52,12 @@ pub fn update(name: &str) -> Option<Update> {
         ("add_f64", _) => |a, b, _| (f64::from_bits(a) + f64::from_bits(b)).to_bits(),
         ("min_f64", _) => |a, b, _| f64::from_bits(a).min(f64::from_bits(b)).to_bits(),
         ("max_f64", _) => |a, b, _| f64::from_bits(a).max(f64::from_bits(b)).to_bits(),
-        ("pk_add_f16", _) => |a, b, _| {
-            halves(a, b, |x, y| u32::from(f32_to_f16(f16_to_f32(x as u16) + f16_to_f32(y as u16), false)))
-        },
-        ("pk_add_bf16", _) => |a, b, _| {
-            halves(a, b, |x, y| to_bf16((f32::from_bits(x << 16) + f32::from_bits(y << 16)).to_bits()))
-        },
+        ("pk_add_f16", _) => {
+            |a, b, _| halves(a, b, |x, y| u32::from(f32_to_f16(f16_to_f32(x as u16) + f16_to_f32(y as u16), false)))
+        }
+        ("pk_add_bf16", _) => {
+            |a, b, _| halves(a, b, |x, y| to_bf16((f32::from_bits(x << 16) + f32::from_bits(y << 16)).to_bits()))
+        }
         _ => return None,
     })
 }
@@ -132,8 +132,14 @@ mod tests {
         let run = |name: &str, a: u64, b: u64| update(name).unwrap()(a, b, 7);
         assert_eq!(run("global_atomic_add", 0xffff_ffff, 2), 1);
         assert_eq!(run("global_atomic_add_x2", 0xffff_ffff, 2), 0x1_0000_0001);
-        assert_eq!((run("global_atomic_smin", 0xffff_ffff, 1), run("global_atomic_umin", 0xffff_ffff, 1)), (0xffff_ffff, 1));
-        assert_eq!((run("global_atomic_inc", 3, 3), run("global_atomic_inc", 2, 3), run("global_atomic_dec", 0, 5)), (0, 3, 5));
+        assert_eq!(
+            (run("global_atomic_smin", 0xffff_ffff, 1), run("global_atomic_umin", 0xffff_ffff, 1)),
+            (0xffff_ffff, 1)
+        );
+        assert_eq!(
+            (run("global_atomic_inc", 3, 3), run("global_atomic_inc", 2, 3), run("global_atomic_dec", 0, 5)),
+            (0, 3, 5)
+        );
         assert_eq!((run("global_atomic_cmpswap", 7, 9), run("global_atomic_cmpswap", 8, 9)), (9, 8));
         assert_eq!(run("buffer_atomic_pk_add_bf16", 0x3f80_4000, 0x3f80_3f80), 0x4000_4040);
         assert!(update("global_atomic_nothing").is_none());

@@ -32,12 +32,21 @@ macro_rules! c32 {
 }
 macro_rules! c64 {
     ($op:expr, $name:literal, |$a:ident, $b:ident| $e:expr) => {
-        def!($op, $name, "A2B2", Vector, Sem::Cw({
-            fn run(x: &W, y: &W) -> u64 {
-                lanes::mask(|l| { let ($a, $b) = (x[l], y[l]); $e })
-            }
-            run
-        }))
+        def!(
+            $op,
+            $name,
+            "A2B2",
+            Vector,
+            Sem::Cw({
+                fn run(x: &W, y: &W) -> u64 {
+                    lanes::mask(|l| {
+                        let ($a, $b) = (x[l], y[l]);
+                        $e
+                    })
+                }
+                run
+            })
+        )
     };
 }
 
@@ -166,7 +175,9 @@ mod tests {
 
     #[test]
     fn classes() {
-        for (x, want) in [(f32::NEG_INFINITY, 4), (-1.0, 8), (-1e-40, 16), (-0.0, 32), (0.0, 64), (1e-40, 128), (1.0, 256)] {
+        for (x, want) in
+            [(f32::NEG_INFINITY, 4), (-1.0, 8), (-1e-40, 16), (-0.0, 32), (0.0, 64), (1e-40, 128), (1.0, 256)]
+        {
             assert_eq!(class(x.to_bits()), want, "{x}");
         }
         assert_eq!((class(0x7f80_0000), class(0x7fc0_0000), class(0x7f80_0001)), (512, 2, 1));

@@ -78,10 +78,16 @@ pub static VOP1: &[Def] = &[
 
 /// VOP3.
 pub static VOP3: &[Def] = &[
-    def!(649, "v_readlane_b32", "S1A1B1", Vector, Sem::X(|cx, inst| {
-        if let Some(lane) = lane_of(cx, inst) {
-            read(cx, inst, lane);
-        }
-    })),
+    def!(
+        649,
+        "v_readlane_b32",
+        "S1A1B1",
+        Vector,
+        Sem::X(|cx, inst| {
+            if let Some(lane) = lane_of(cx, inst) {
+                read(cx, inst, lane);
+            }
+        })
+    ),
     def!(650, "v_writelane_b32", "D1A1B1", Vector, Sem::X(write_lane)),
 ];

@@ -70,7 +70,13 @@ fn nearest(x: f64, codes: u8, value: impl Fn(u8) -> f64) -> u8 {
     match below.partial_cmp(&above) {
         Some(std::cmp::Ordering::Less) => low,
         Some(std::cmp::Ordering::Greater) => high,
-        _ => if low % 2 == 0 { low } else { high },
+        _ => {
+            if low % 2 == 0 {
+                low
+            } else {
+                high
+            }
+        }
     }
 }
 

@@ -242,8 +242,15 @@ mod tests {
 
     #[test]
     fn sizes_follow_the_mnemonic() {
-        for (name, want) in [("ds_read_b128", 16), ("ds_read2st64_b64", 8), ("ds_read_u8_d16_hi", 1), ("ds_write_b16_d16_hi", 2),
-            ("ds_read_i16", 2), ("ds_write_b96", 12), ("ds_write2_b32", 4)] {
+        for (name, want) in [
+            ("ds_read_b128", 16),
+            ("ds_read2st64_b64", 8),
+            ("ds_read_u8_d16_hi", 1),
+            ("ds_write_b16_d16_hi", 2),
+            ("ds_read_i16", 2),
+            ("ds_write_b96", 12),
+            ("ds_write2_b32", 4),
+        ] {
             assert_eq!(bytes(name), want, "{name}");
         }
     }

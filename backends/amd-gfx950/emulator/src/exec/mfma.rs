@@ -284,7 +284,13 @@ fn copy(cx: &mut Cx, inst: &Inst) {
 pub static MAI: &[Def] = &[
     def!(45, "v_mfma_f32_16x16x128_f8f6f4", "D4A8B8C4", Matrix, Sem::X(|cx, inst| f8f6f4(cx, inst, 16, 128))),
     def!(46, "v_mfma_f32_32x32x64_f8f6f4", "DgA8B8Cg", Matrix, Sem::X(|cx, inst| f8f6f4(cx, inst, 32, 64))),
-    def!(301, "v_mfma_scale_f32_16x16x128_f8f6f4", "D4A8B8C4X1Y1", Matrix, Sem::X(|cx, inst| f8f6f4(cx, inst, 16, 128))),
+    def!(
+        301,
+        "v_mfma_scale_f32_16x16x128_f8f6f4",
+        "D4A8B8C4X1Y1",
+        Matrix,
+        Sem::X(|cx, inst| f8f6f4(cx, inst, 16, 128))
+    ),
     def!(302, "v_mfma_scale_f32_32x32x64_f8f6f4", "DgA8B8CgX1Y1", Matrix, Sem::X(|cx, inst| f8f6f4(cx, inst, 32, 64))),
     m!(53 "v_mfma_f32_16x16x32_bf16" "D4A4B4C4" 16 x 32 Format::Bf16, Format::Bf16),
     m!(54 "v_mfma_i32_16x16x64_i8" "D4A4B4C4" 16 x 64 Format::I8, Format::I8),

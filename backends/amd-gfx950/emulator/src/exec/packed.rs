@@ -34,8 +34,7 @@ fn half64(cx: &mut Cx, inst: &Inst, source: usize, high: bool) -> L {
 fn pk_f32(cx: &mut Cx, inst: &Inst, sources: usize, f: fn([f32; 3]) -> f32) {
     let mut results = [[0; 64]; 2];
     for (high, out) in results.iter_mut().enumerate() {
-        let s: [L; 3] =
-            std::array::from_fn(|i| if i < sources { half64(cx, inst, i, high == 1) } else { [0; 64] });
+        let s: [L; 3] = std::array::from_fn(|i| if i < sources { half64(cx, inst, i, high == 1) } else { [0; 64] });
         for l in 0..64 {
             out[l] = f([f32::from_bits(s[0][l]), f32::from_bits(s[1][l]), f32::from_bits(s[2][l])]).to_bits();
         }
@@ -126,9 +125,15 @@ pub static VOP3P: &[Def] = &[
     p16!(16 "v_pk_mul_f16" "D1A1B1" 2 true |s| h(f16_to_f32(s[0]) * f16_to_f32(s[1]))),
     p16!(17 "v_pk_min_f16" "D1A1B1" 2 true |s| h(f16_to_f32(s[0]).min(f16_to_f32(s[1])))),
     p16!(18 "v_pk_max_f16" "D1A1B1" 2 true |s| h(f16_to_f32(s[0]).max(f16_to_f32(s[1])))),
-    def!(26, "v_dot2_f32_bf16", "D1A1B1C1", Vector, Sem::X(|cx, inst| {
-        dot2(cx, inst, |b| f32::from_bits(u32::from(b) << 16));
-    })),
+    def!(
+        26,
+        "v_dot2_f32_bf16",
+        "D1A1B1C1",
+        Vector,
+        Sem::X(|cx, inst| {
+            dot2(cx, inst, |b| f32::from_bits(u32::from(b) << 16));
+        })
+    ),
     def!(35, "v_dot2_f32_f16", "D1A1B1C1", Vector, Sem::X(|cx, inst| dot2(cx, inst, f16_to_f32))),
     p32!(48 "v_pk_fma_f32" "D2A2B2C2" 3 |s| s[0].mul_add(s[1], s[2])),
     p32!(49 "v_pk_mul_f32" "D2A2B2" 2 |s| s[0] * s[1]),

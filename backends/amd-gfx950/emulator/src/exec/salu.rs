@@ -64,12 +64,18 @@ fn shift_add(a: u64, b: u64, shift: u32) -> Result2 {
 
 macro_rules! s {
     ($op:literal $name:literal $sig:literal |$a:ident, $b:ident, $c:pat_param| $e:expr) => {
-        def!($op, $name, $sig, Scalar, Sem::S2({
-            fn f($a: u64, $b: u64, $c: bool) -> Result2 {
-                $e
-            }
-            f
-        }))
+        def!(
+            $op,
+            $name,
+            $sig,
+            Scalar,
+            Sem::S2({
+                fn f($a: u64, $b: u64, $c: bool) -> Result2 {
+                    $e
+                }
+                f
+            })
+        )
     };
 }
 

@@ -52,12 +52,18 @@ fn save_exec(cx: &mut Cx, inst: &Inst, f: fn(u64, u64) -> u64) {
 
 macro_rules! s {
     ($op:literal $name:literal $sig:literal |$a:ident, $c:pat_param| $e:expr) => {
-        def!($op, $name, $sig, Scalar, Sem::S1({
-            fn f($a: u64, $c: bool) -> Result1 {
-                $e
-            }
-            f
-        }))
+        def!(
+            $op,
+            $name,
+            $sig,
+            Scalar,
+            Sem::S1({
+                fn f($a: u64, $c: bool) -> Result1 {
+                    $e
+                }
+                f
+            })
+        )
     };
 }
 macro_rules! save {
@@ -67,12 +73,18 @@ macro_rules! save {
 }
 macro_rules! cmp {
     ($op:literal $name:literal $sig:literal |$a:ident, $b:ident| $e:expr) => {
-        def!($op, $name, $sig, Scalar, Sem::Sc({
-            fn f($a: u64, $b: u64) -> bool {
-                $e
-            }
-            f
-        }))
+        def!(
+            $op,
+            $name,
+            $sig,
+            Scalar,
+            Sem::Sc({
+                fn f($a: u64, $b: u64) -> bool {
+                    $e
+                }
+                f
+            })
+        )
     };
 }
 
@@ -102,11 +114,17 @@ pub static SOP1: &[Def] = &[
     s!(23 "s_sext_i32_i16" "D1A1" |a, _| (u64::from(a as i16 as i32 as u32), None)),
     def!(24, "s_bitset0_b32", "D1A1", Scalar, Sem::X(|cx, inst| bit_set(cx, inst, false))),
     def!(26, "s_bitset1_b32", "D1A1", Scalar, Sem::X(|cx, inst| bit_set(cx, inst, true))),
-    def!(28, "s_getpc_b64", "D2", Scalar, Sem::X(|cx, inst| {
-        let next = u64::from(inst.address) + 4 * u64::from(inst.words);
-        cx.w.set_pair(inst.d.at(), cx.env.kernel.code_address + next);
-        cx.set_valid_mask(&inst.d, u64::MAX);
-    })),
+    def!(
+        28,
+        "s_getpc_b64",
+        "D2",
+        Scalar,
+        Sem::X(|cx, inst| {
+            let next = u64::from(inst.address) + 4 * u64::from(inst.words);
+            cx.w.set_pair(inst.d.at(), cx.env.kernel.code_address + next);
+            cx.set_valid_mask(&inst.d, u64::MAX);
+        })
+    ),
     save!(32 "s_and_saveexec_b64" |s, e| s & e),
     save!(33 "s_or_saveexec_b64" |s, e| s | e),
     save!(34 "s_xor_saveexec_b64" |s, e| s ^ e),
@@ -185,9 +203,15 @@ fn set_register(cx: &mut Cx, inst: &Inst, value: u32) {
 
 /// SOPK.
 pub static SOPK: &[Def] = &[
-    def!(0, "s_movk_i32", "D1", Scalar, Sem::X(|cx, inst| {
-        cx.w.set_valid(inst.d.at(), inst.f.imm as i16 as i32 as u32);
-    })),
+    def!(
+        0,
+        "s_movk_i32",
+        "D1",
+        Scalar,
+        Sem::X(|cx, inst| {
+            cx.w.set_valid(inst.d.at(), inst.f.imm as i16 as i32 as u32);
+        })
+    ),
     cmpk!(2 "s_cmpk_eq_i32" true |a, b| a == b),
     cmpk!(3 "s_cmpk_lg_i32" true |a, b| a != b),
     cmpk!(4 "s_cmpk_gt_i32" true |a, b| a > b),
@@ -200,29 +224,53 @@ pub static SOPK: &[Def] = &[
     cmpk!(11 "s_cmpk_ge_u32" false |a, b| a >= b),
     cmpk!(12 "s_cmpk_lt_u32" false |a, b| a < b),
     cmpk!(13 "s_cmpk_le_u32" false |a, b| a <= b),
-    def!(14, "s_addk_i32", "D1", Scalar, Sem::X(|cx, inst| {
-        let (r, overflow) = (cx.w.s[inst.d.at()] as i32).overflowing_add(i32::from(inst.f.imm as i16));
-        cx.w.s[inst.d.at()] = r as u32;
-        (cx.w.scc, cx.w.valid_scc) = (overflow, cx.valid(&inst.d) != 0);
-    })),
-    def!(15, "s_mulk_i32", "D1", Scalar, Sem::X(|cx, inst| {
-        let register = &mut cx.w.s[inst.d.at()];
-        *register = (*register as i32).wrapping_mul(i32::from(inst.f.imm as i16)) as u32;
-    })),
-    def!(17, "s_getreg_b32", "D1", Scalar, Sem::X(|cx, inst| {
-        let (register, offset, width) = hardware_register(inst);
-        if register != 1 {
-            cx.w.fail(format!("reads hardware register {register}"), None);
-            return;
-        }
-        let value = u64::from(cx.w.mode) >> offset & ((1 << width) - 1);
-        cx.w.set_valid(inst.d.at(), value as u32);
-    })),
-    def!(18, "s_setreg_b32", "A1", Scalar, Sem::X(|cx, inst| {
-        if cx.require_scalar(&inst.s[0], "value for a hardware register") {
-            let value = cx.w.s[inst.s[0].at()];
-            set_register(cx, inst, value);
-        }
-    })),
+    def!(
+        14,
+        "s_addk_i32",
+        "D1",
+        Scalar,
+        Sem::X(|cx, inst| {
+            let (r, overflow) = (cx.w.s[inst.d.at()] as i32).overflowing_add(i32::from(inst.f.imm as i16));
+            cx.w.s[inst.d.at()] = r as u32;
+            (cx.w.scc, cx.w.valid_scc) = (overflow, cx.valid(&inst.d) != 0);
+        })
+    ),
+    def!(
+        15,
+        "s_mulk_i32",
+        "D1",
+        Scalar,
+        Sem::X(|cx, inst| {
+            let register = &mut cx.w.s[inst.d.at()];
+            *register = (*register as i32).wrapping_mul(i32::from(inst.f.imm as i16)) as u32;
+        })
+    ),
+    def!(
+        17,
+        "s_getreg_b32",
+        "D1",
+        Scalar,
+        Sem::X(|cx, inst| {
+            let (register, offset, width) = hardware_register(inst);
+            if register != 1 {
+                cx.w.fail(format!("reads hardware register {register}"), None);
+                return;
+            }
+            let value = u64::from(cx.w.mode) >> offset & ((1 << width) - 1);
+            cx.w.set_valid(inst.d.at(), value as u32);
+        })
+    ),
+    def!(
+        18,
+        "s_setreg_b32",
+        "A1",
+        Scalar,
+        Sem::X(|cx, inst| {
+            if cx.require_scalar(&inst.s[0], "value for a hardware register") {
+                let value = cx.w.s[inst.s[0].at()];
+                set_register(cx, inst, value);
+            }
+        })
+    ),
     def!(20, "s_setreg_imm32_b32", "A1", Scalar, Sem::X(|cx, inst| set_register(cx, inst, inst.s[0].value))),
 ];

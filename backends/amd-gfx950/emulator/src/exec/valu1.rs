@@ -125,7 +125,8 @@ mod tests {
     #[test]
     fn mantissa_times_exponent_is_the_value() {
         for x in [1.0f32, -3.75, 1e-40, 6e37, 0.5, f32::MIN_POSITIVE] {
-            let (m, e) = (f32::from_bits(run("v_frexp_mant_f32", x.to_bits())), run("v_frexp_exp_i32_f32", x.to_bits()) as i32);
+            let (m, e) =
+                (f32::from_bits(run("v_frexp_mant_f32", x.to_bits())), run("v_frexp_exp_i32_f32", x.to_bits()) as i32);
             assert!((0.5..1.0).contains(&m.abs()), "{x}: {m}");
             assert_eq!(f64::from(m) * f64::from(e).exp2(), f64::from(x));
         }

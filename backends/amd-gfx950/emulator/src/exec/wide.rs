@@ -9,16 +9,22 @@ const fn f(x: u64) -> f64 {
 
 macro_rules! w {
     ($op:literal $name:literal $sig:literal |$a:ident, $b:ident, $c:ident| $e:expr) => {
-        def!($op, $name, $sig, Vector, Sem::W3({
-            #[allow(unused_variables)]
-            fn run(x: &W, y: &W, z: &W, out: &mut W) {
-                for l in 0..64 {
-                    let ($a, $b, $c) = (x[l], y[l], z[l]);
-                    out[l] = $e;
+        def!(
+            $op,
+            $name,
+            $sig,
+            Vector,
+            Sem::W3({
+                #[allow(unused_variables)]
+                fn run(x: &W, y: &W, z: &W, out: &mut W) {
+                    for l in 0..64 {
+                        let ($a, $b, $c) = (x[l], y[l], z[l]);
+                        out[l] = $e;
+                    }
                 }
-            }
-            run
-        }))
+                run
+            })
+        )
     };
 }
 

@@ -89,7 +89,8 @@ pub fn permit_unsafe_call() -> Result<(), Status> {
     }
     let me = std::thread::current().id();
     for stream in runtime().streams.all() {
-        if let Some(capture) = &*lock(&stream.capture) {
+        let capture = lock(&stream.capture).clone();
+        if let Some(capture) = capture {
             let mut group = lock(&capture.group);
             if group.mode == MODE_GLOBAL || group.mode == MODE_THREAD_LOCAL && group.thread == me {
                 group.invalid = true;
@@ -173,32 +174,37 @@ api! {
     fn hipStreamEndCapture(stream: usize, graph: *mut usize) {
         let stream = runtime().stream(stream)?;
         let Some(capture) = lock(&stream.capture).clone() else { return Err(Status::CAPTURE_UNMATCHED) };
-        let mut group = lock(&capture.group);
         if capture.member != 0 {
             return Err(Status::CAPTURE_UNMATCHED);
         }
-        if group.mode == MODE_THREAD_LOCAL && group.thread != std::thread::current().id() {
-            return Err(Status::CAPTURE_WRONG_THREAD);
-        }
-        match group.mode {
+        // Taken out under the group's lock; streams are touched after it, as everywhere a stream is locked before its group.
+        let (mode, invalid, unjoined, work, members) = {
+            let mut group = lock(&capture.group);
+            if group.mode == MODE_THREAD_LOCAL && group.thread != std::thread::current().id() {
+                return Err(Status::CAPTURE_WRONG_THREAD);
+            }
+            let unjoined = group.members.iter().any(|m| m.last > m.joined);
+            let members: Vec<Arc<Stream>> = group.members.iter().map(|m| m.stream.clone()).collect();
+            (group.mode, group.invalid, unjoined, std::mem::take(&mut group.work), members)
+        };
+        match mode {
             MODE_GLOBAL => {
                 GLOBAL_CAPTURES.fetch_sub(1, Ordering::Relaxed);
             }
             MODE_THREAD_LOCAL => OWN_CAPTURES.set(OWN_CAPTURES.get().saturating_sub(1)),
             _ => {}
         }
-        for member in &group.members {
-            *lock(&member.stream.capture) = None;
+        for member in members {
+            *lock(&member.capture) = None;
         }
-        if group.invalid {
-            put(graph, 0)?;
+        put(graph, 0)?;
+        if invalid {
             return Err(Status::CAPTURE_INVALIDATED);
         }
-        if group.members.iter().any(|m| m.last > m.joined) {
-            put(graph, 0)?;
+        if unjoined {
             return Err(Status::CAPTURE_UNJOINED);
         }
-        put(graph, runtime().graphs.add(Arc::new(Graph(std::mem::take(&mut group.work)))))
+        put(graph, runtime().graphs.add(Arc::new(Graph(work))))
     }
 }
 

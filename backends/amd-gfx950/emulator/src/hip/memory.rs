@@ -5,13 +5,7 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
-use super::{
-    Status, api,
-    graph::permit_unsafe_call,
-    put, runtime,
-    stream::Stream,
-    work::Work,
-};
+use super::{Status, api, graph::permit_unsafe_call, put, runtime, stream::Stream, work::Work};
 use crate::machine::Owner;
 
 fn allocate(to: *mut usize, bytes: usize) -> Result<(), Status> {

@@ -62,7 +62,8 @@ fn elf_len(image: *const u8) -> Result<usize, Status> {
     if header.get(..4) != Some(b"\x7fELF") {
         return Err(Status::INVALID_IMAGE);
     }
-    let int = |at: usize, len: usize| header[at..at + len].iter().rev().fold(0usize, |all, b| all << 8 | usize::from(*b));
+    let int =
+        |at: usize, len: usize| header[at..at + len].iter().rev().fold(0usize, |all, b| all << 8 | usize::from(*b));
     let len = int(40, 8).checked_add(int(58, 2) * int(60, 2)).filter(|len| *len < 1 << 30);
     len.ok_or(Status::INVALID_IMAGE)
 }

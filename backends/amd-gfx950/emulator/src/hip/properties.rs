@@ -47,7 +47,9 @@ const CLOCK_KHZ: u64 = 2_400_000;
 fn value(member: &str, ordinal: i32, memory_bytes: u64) -> u64 {
     match member {
         "totalGlobalMem" => memory_bytes,
-        "sharedMemPerBlock" | "sharedMemPerMultiprocessor" | "sharedMemPerBlockOptin"
+        "sharedMemPerBlock"
+        | "sharedMemPerMultiprocessor"
+        | "sharedMemPerBlockOptin"
         | "maxSharedMemoryPerMultiProcessor" => LDS_BYTES.into(),
         "regsPerBlock" => 65536,
         "warpSize" => 64,

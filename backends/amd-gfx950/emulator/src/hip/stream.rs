@@ -41,13 +41,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Stream {
     /// An empty stream.
     pub fn new(device: i32, non_blocking: bool) -> Self {
-        Self {
-            device,
-            non_blocking,
-            queue: Mutex::default(),
-            running: Mutex::new(()),
-            capture: Mutex::new(None),
-        }
+        Self { device, non_blocking, queue: Mutex::default(), running: Mutex::new(()), capture: Mutex::new(None) }
     }
 
     /// Adds work: to the graph under capture, or to the queue.

@@ -127,12 +127,8 @@ fn dpp(w: Words, inst: &mut Inst, second: u32) -> Result<(), DecodeError> {
     if !known {
         return w.unsupported(format!("cross-lane control {ctrl:#x}"));
     }
-    inst.form = Form::Dpp {
-        ctrl,
-        row_mask: (second >> 28) as u8,
-        bank_mask: (second >> 24 & 0xf) as u8,
-        bound_ctrl: bit(19),
-    };
+    inst.form =
+        Form::Dpp { ctrl, row_mask: (second >> 28) as u8, bank_mask: (second >> 24 & 0xf) as u8, bound_ctrl: bit(19) };
     Ok(())
 }
 

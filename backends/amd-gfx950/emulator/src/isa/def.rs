@@ -58,17 +58,8 @@ pub enum Class {
 }
 
 /// Names of the classes in order.
-pub const CLASSES: [&str; 9] = [
-    "scalar",
-    "branch",
-    "wait",
-    "scalar memory",
-    "vector",
-    "transcendental",
-    "matrix",
-    "LDS",
-    "vector memory",
-];
+pub const CLASSES: [&str; 9] =
+    ["scalar", "branch", "wait", "scalar memory", "vector", "transcendental", "matrix", "LDS", "vector memory"];
 
 /// One opcode of one encoding.
 #[derive(Debug)]

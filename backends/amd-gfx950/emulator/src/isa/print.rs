@@ -8,14 +8,8 @@ use std::fmt::Write;
 use super::inst::{Encoding, File, Form, Inst, Operand};
 
 /// Mnemonics that have one encoding only and take no suffix.
-const BARE: &[&str] = &[
-    "v_readfirstlane_b32",
-    "v_fmamk_f32",
-    "v_fmaak_f32",
-    "v_swap_b32",
-    "v_accvgpr_mov_b32",
-    "v_nop",
-];
+const BARE: &[&str] =
+    &["v_readfirstlane_b32", "v_fmamk_f32", "v_fmaak_f32", "v_swap_b32", "v_accvgpr_mov_b32", "v_nop"];
 
 /// The text of one instruction.
 pub fn print(inst: &Inst) -> String {
@@ -193,9 +187,12 @@ fn modifiers(inst: &Inst, text: &mut String) {
         Encoding::Vop3p => {
             let neg = inst.s.iter().enumerate().fold(0, |all, (i, s)| all | u8::from(s.neg) << i);
             let full = (1 << sources) - 1;
-            for (name, value, default) in
-                [("op_sel", f.op_sel, 0), ("op_sel_hi", f.op_sel_hi & full, full), ("neg_lo", neg, 0), ("neg_hi", f.neg_hi, 0)]
-            {
+            for (name, value, default) in [
+                ("op_sel", f.op_sel, 0),
+                ("op_sel_hi", f.op_sel_hi & full, full),
+                ("neg_lo", neg, 0),
+                ("neg_hi", f.neg_hi, 0),
+            ] {
                 if value != default {
                     add(format!("{name}:[{}]", bits(value, sources)));
                 }
@@ -207,7 +204,8 @@ fn modifiers(inst: &Inst, text: &mut String) {
         }
         Encoding::Mai => {
             if inst.def.op & 0x100 != 0 {
-                let (lo, hi) = (f.scale_sel & 1 | (f.scale_sel >> 2 & 1) << 1, f.scale_sel >> 1 & 1 | (f.scale_sel >> 3 & 1) << 1);
+                let (lo, hi) =
+                    (f.scale_sel & 1 | (f.scale_sel >> 2 & 1) << 1, f.scale_sel >> 1 & 1 | (f.scale_sel >> 3 & 1) << 1);
                 if lo != 0 {
                     add(format!("op_sel:[{},0]", bits(lo, 2)));
                 }

@@ -31,7 +31,9 @@ impl Cx<'_> {
             let lanes = &mut self.w.valid_v[register];
             *lanes = *lanes & !landing.mask | valid & landing.mask;
         }
-        self.w.queues.mark(&landing.d, false);
+        if self.env.check {
+            self.w.queues.mark(&landing.d, false);
+        }
     }
 
     /// Writes loaded data into LDS.

@@ -138,7 +138,8 @@ impl Cx<'_> {
                 }
             }
             (File::Constant, 2) if is_f64 && o.index >= 240 => {
-                let value = if o.literal { u64::from(o.value) << 32 } else { f64::from(f32::from_bits(o.value)).to_bits() };
+                let value =
+                    if o.literal { u64::from(o.value) << 32 } else { f64::from(f32::from_bits(o.value)).to_bits() };
                 out.fill(value);
             }
             _ => out.fill(scalar64(self.w, o)),
@@ -179,7 +180,11 @@ impl Cx<'_> {
         match o.file {
             File::Vector => registers.fold(ALL, |all, r| all & self.w.valid_v[r]),
             File::Scalar => {
-                if registers.clone().all(|r| self.w.valid_s[r] == u32::MAX) { ALL } else { 0 }
+                if registers.clone().all(|r| self.w.valid_s[r] == u32::MAX) {
+                    ALL
+                } else {
+                    0
+                }
             }
             File::Scc if !self.w.valid_scc => 0,
             _ => ALL,

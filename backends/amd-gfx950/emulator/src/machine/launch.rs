@@ -137,7 +137,14 @@ pub fn launch(
         counters = worker(&shared, 0);
     } else {
         std::thread::scope(|scope| {
-            let handles: Vec<_> = (0..threads as u64).map(|t| scope.spawn({ let shared = &shared; move || worker(shared, t) })).collect();
+            let handles: Vec<_> = (0..threads as u64)
+                .map(|t| {
+                    scope.spawn({
+                        let shared = &shared;
+                        move || worker(shared, t)
+                    })
+                })
+                .collect();
             for handle in handles {
                 match handle.join() {
                     Ok(c) => counters.add(&c),
@@ -211,7 +218,11 @@ fn worker(shared: &Shared, thread: u64) -> Counters {
         let at = if check { random.below(active.len() as u64) as usize } else { turn % active.len() };
         let group = &mut active[at];
         let ready: Vec<usize> = (0..group.waves.len()).filter(|w| !group.done[*w] && !group.at_barrier[*w]).collect();
-        let number = ready[if check { random.below(ready.len() as u64) as usize } else { turn / active_len_hint(wanted) % ready.len() }];
+        let number = ready[if check {
+            random.below(ready.len() as u64) as usize
+        } else {
+            turn / active_len_hint(wanted) % ready.len()
+        }];
         let budget = match check {
             // Mostly short slices, now and then a long one, so that one wave runs far ahead.
             true if random.below(8) == 0 => 2000,
@@ -342,7 +353,8 @@ fn set_scalars(shared: &Shared, wave: &mut Wave, id: [u32; 3]) {
     let kernel = shared.env.kernel;
     let d = &kernel.descriptor;
     let mut next = 0;
-    let pointers = [(0, 4, 0), (1, 2, shared.packet), (2, 2, shared.queue), (3, 2, shared.kernarg), (4, 2, 0), (5, 2, 0)];
+    let pointers =
+        [(0, 4, 0), (1, 2, shared.packet), (2, 2, shared.queue), (3, 2, shared.kernarg), (4, 2, 0), (5, 2, 0)];
     for (bit, dwords, value) in pointers {
         if d.properties >> bit & 1 == 0 {
             continue;

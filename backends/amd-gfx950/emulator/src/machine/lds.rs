@@ -98,7 +98,11 @@ impl Lds {
             }
             let others_write = r.writer != me && r.writer != NOBODY && r.writer != SEVERAL;
             if others_write && r.write_epoch == epoch && r.written & mask != 0 {
-                let what = format!("LDS race: read at {:#x}, written by wave {} without a barrier between", 4 * dword, r.writer);
+                let what = format!(
+                    "LDS race: read at {:#x}, written by wave {} without a barrier between",
+                    4 * dword,
+                    r.writer
+                );
                 w.fail(what, Some(lane as u32));
                 return None;
             }

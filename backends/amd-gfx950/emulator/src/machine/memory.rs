@@ -163,7 +163,11 @@ impl View {
         let below = self.0.range(..=address).next_back().map(|(_, a)| a);
         match below {
             Some(a) if address < a.base + a.len + (1 << 20) => {
-                format!("{} bytes past the end of a {}-byte allocation", address.wrapping_sub(a.base + a.len) as isize, a.len)
+                format!(
+                    "{} bytes past the end of a {}-byte allocation",
+                    address.wrapping_sub(a.base + a.len) as isize,
+                    a.len
+                )
             }
             _ => "no allocation nearby".into(),
         }

@@ -112,8 +112,7 @@ impl Queues {
     /// Marks or clears scalar registers.
     pub fn mark_scalar(&mut self, first: usize, count: usize, outstanding: bool) {
         let bits = ((1u128 << count) - 1) << first;
-        self.scalar_registers =
-            if outstanding { self.scalar_registers | bits } else { self.scalar_registers & !bits };
+        self.scalar_registers = if outstanding { self.scalar_registers | bits } else { self.scalar_registers & !bits };
         self.update();
     }
 

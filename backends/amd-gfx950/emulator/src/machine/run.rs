@@ -115,7 +115,13 @@ fn scalar_validity(cx: &mut Cx, inst: &Inst, writes_scc: bool) {
         n if n.starts_with("s_or_b") => va & vb | va & xa | vb & xb,
         n if n.starts_with("s_andn2_b") => va & vb | va & !xa | vb & xb,
         n if n.starts_with("s_orn2_b") => va & vb | va & xa | vb & !xb,
-        n if n.starts_with("s_xor_b") || n.starts_with("s_mov_b") || n.starts_with("s_not_b") || n.starts_with("s_xnor") => va & vb,
+        n if n.starts_with("s_xor_b")
+            || n.starts_with("s_mov_b")
+            || n.starts_with("s_not_b")
+            || n.starts_with("s_xnor") =>
+        {
+            va & vb
+        }
         n if n.starts_with("s_cselect") => {
             let chosen = if cx.w.scc { va } else { vb };
             if cx.w.valid_scc { chosen } else { 0 }
@@ -232,8 +238,7 @@ fn formed(cx: &mut Cx, inst: &Inst) {
             let known = cx.valid(&inst.s[0]);
             let mut sources = [source, cx.lanes(&inst.s[1]), cx.lanes(&inst.s[2])];
             // A lane without a source, or whose source is inactive, reads zero if it writes at all.
-            sources[0] =
-                std::array::from_fn(|l| if taken >> l & 1 != 0 { source[from[l].unwrap_or(l)] } else { 0 });
+            sources[0] = std::array::from_fn(|l| if taken >> l & 1 != 0 { source[from[l].unwrap_or(l)] } else { 0 });
             if inst.s[0].modified() {
                 // Modifiers were applied before the move; a zero from outside gets them too.
                 for l in lanes::of(!taken) {
