@@ -1,4 +1,4 @@
-//! Instructions per second on one core: `cargo bench -p tokenspeed-gfx950-emulator`. Targets: 20 M vector instructions and
+//! Instructions per second on one core: `cargo bench -p tokenspeed-emulator`. Targets: 20 M vector instructions and
 //! 300 k bf16 matrix instructions per second without checks, 4 M and 100 k with all of them.
 
 use std::time::Instant;
