@@ -48,5 +48,11 @@ def words(lines):
     return found
 
 
+def main():
+    lines = sys.stdin.read().splitlines()
+    for at in range(0, len(lines), 64):
+        sys.stdout.write("".join(f"{w}\n" for w in words(lines[at:at + 64])))
+
+
 if __name__ == "__main__":
-    sys.stdout.write("".join(f"{w}\n" for w in words(sys.stdin.read().splitlines())))
+    main()

@@ -47,7 +47,7 @@ fn run(parts: &[&[u32]]) -> Result<Counters, String> {
 
 #[test]
 fn an_unknown_opcode_is_an_error_of_loading() {
-    let line = run(&[&[mov(1, 128), 0xd7ff_0000, 0, ENDPGM]]).unwrap_err();
+    let line = run(&[&[mov(1, 128), 0xd2ff_0000, 0, ENDPGM]]).unwrap_err();
     assert!(line.contains("kernel test at 0x4") && line.contains("unknown opcode"), "{line}");
     let line = run(&[&[0xbf82_0005, ENDPGM]]).unwrap_err();
     assert!(line.contains("branch"), "{line}");

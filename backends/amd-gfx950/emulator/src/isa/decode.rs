@@ -187,6 +187,8 @@ fn sopp(w: Words) -> Result<Inst, DecodeError> {
     let first = w.get(0)?;
     let def = w.def(Encoding::Sopp, first >> 16 & 0x7f)?;
     let mut inst = Inst::new(def, Encoding::Sopp, 1);
-    inst.f.imm = first as u16;
+    if !matches!(def.name, "s_barrier" | "s_icache_inv") {
+        inst.f.imm = first as u16;
+    }
     Ok(inst)
 }

@@ -77,12 +77,14 @@ pub(super) fn mubuf(w: Words) -> Result<Inst, DecodeError> {
     let def = w.def(Encoding::Mubuf, first >> 18 & 0x7f)?;
     let mut inst = Inst::new(def, Encoding::Mubuf, 2);
     let bit = |n: u32| first >> n & 1 != 0;
-    inst.f.offset = (first & 0xfff) as i32;
-    (inst.f.offen, inst.f.idxen, inst.f.lds) = (bit(12), bit(13), bit(16));
     (inst.f.sc0, inst.f.sc1, inst.f.nt) = (bit(14), bit(15), bit(17));
+    // Cache instructions have a scope and nothing else.
     if def.sig.is_empty() {
+        inst.f.nt = false;
         return Ok(inst);
     }
+    inst.f.offset = (first & 0xfff) as i32;
+    (inst.f.offen, inst.f.idxen, inst.f.lds) = (bit(12), bit(13), bit(16));
     if inst.f.idxen {
         return w.unsupported("a structured buffer (idxen)");
     }

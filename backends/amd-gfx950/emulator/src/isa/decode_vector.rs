@@ -3,7 +3,7 @@
 use super::{
     decode::{DecodeError, Words},
     def::{Def, Sem},
-    inst::{Encoding, Fields, Form, Inst, NONE, Operand},
+    inst::{Encoding, Fields, File, Form, Inst, NONE, Operand},
 };
 
 const VCC: u16 = 106;
@@ -48,10 +48,16 @@ pub(super) fn short(w: Words) -> Result<Inst, DecodeError> {
     if def.width('M').is_some() {
         inst.m = Operand::scalar(VCC, 2);
     }
+    let between_accumulators = def.name == "v_accvgpr_mov_b32";
+    inst.d.acc = between_accumulators;
     let code = first & 0x1ff;
     let special = matches!(code, SDWA | DPP);
     if def.width('A').is_some() && !special {
         inst.s[0] = w.source(code, width(def, 'A'), Some(1))?;
+        inst.s[0].acc = between_accumulators;
+        if between_accumulators && inst.s[0].file != File::Vector {
+            return w.unsupported("a source of v_accvgpr_mov_b32 that is no register");
+        }
     }
     if encoding != Encoding::Vop1 {
         inst.s[1] = Operand::vector((first >> 9 & 0xff) as u16, width(def, 'B'));
@@ -169,7 +175,20 @@ pub(super) fn vop3(w: Words) -> Result<Inst, DecodeError> {
         return bitop3(w, inst, first, second);
     }
     for i in 0..3 {
-        inst.s[i].abs = first >> (8 + i) & 1 != 0;
+        if inst.s[i].file != File::None && !(i == 2 && def.sig.contains('c')) {
+            inst.s[i].abs = first >> (8 + i) & 1 != 0;
+        }
+    }
+    let lane_is_vector = matches!(def.name, "v_readlane_b32" | "v_writelane_b32") && inst.s[1].file == File::Vector;
+    if lane_is_vector || def.name == "v_writelane_b32" && inst.s[0].file == File::Vector {
+        return w.unsupported(format!("a vector register as lane or value of {}", def.name));
+    }
+    if matches!(def.name, "v_nop" | "v_readfirstlane_b32" | "v_swap_b32" | "v_accvgpr_mov_b32") {
+        return w.unsupported(format!("the long encoding of {}", def.name));
+    }
+    let takes_floats = def.name.contains("_f") || def.name.contains("bf16") || def.name.starts_with("v_cndmask");
+    if inst.s.iter().any(Operand::modified) && !takes_floats {
+        return w.unsupported(format!("float modifiers of {}", def.name));
     }
     // Conversions to and from small floats select halves or bytes; for plain arithmetic that is not modelled.
     if inst.f.op_sel != 0 && !(matches!(def.sem, Sem::X(_)) && def.name.starts_with("v_cvt")) {
@@ -239,7 +258,7 @@ fn mai(w: Words, def: &'static Def, first: u32, second: u32, words: u8) -> Resul
         operand.acc = match i {
             2 => accumulates,
             _ => second >> (27 + i) & 1 != 0,
-        } && operand.file == super::inst::File::Vector;
+        } && operand.file == File::Vector;
         inst.s[i] = operand;
     }
     // Moves between the two halves of the register file are packed instructions: the opcode names one side, and the bits
@@ -284,9 +303,11 @@ fn packed(w: Words, op: u32) -> Result<Inst, DecodeError> {
             inst.s[i].neg = second >> (29 + i) & 1 != 0;
         }
     }
-    inst.f.op_sel = (first >> 11 & 7) as u8;
-    inst.f.op_sel_hi = (second >> 27 & 3 | (first >> 14 & 1) << 2) as u8;
-    inst.f.neg_hi = (first >> 8 & 7) as u8;
+    // Fields of a source that the opcode lacks mean nothing; its bit of op_sel_hi counts as set, the default.
+    let present = inst.s.iter().take(3).enumerate().fold(0, |all, (i, s)| all | u32::from(s.file != File::None) << i);
+    inst.f.op_sel = (first >> 11 & present) as u8;
+    inst.f.op_sel_hi = ((second >> 27 & 3 | (first >> 14 & 1) << 2) & present | !present & 7) as u8;
+    inst.f.neg_hi = (first >> 8 & present) as u8;
     if first >> 15 & 1 != 0 {
         return w.unsupported(format!("clamp of {}", def.name));
     }

@@ -42,7 +42,8 @@ fn operands(inst: &Inst) -> Vec<String> {
     let off = |o: &Operand| if o.file == File::None { "off".to_string() } else { register(o) };
     match inst.encoding {
         Encoding::Sopp => match inst.def.name {
-            "s_endpgm" | "s_barrier" | "s_wakeup" | "s_icache_inv" => vec![],
+            "s_endpgm" if f.imm == 0 => vec![],
+            "s_barrier" | "s_icache_inv" => vec![],
             _ => vec![f.imm.to_string()],
         },
         Encoding::Sopk => {

@@ -94,7 +94,8 @@ impl Cx<'_> {
         if !self.w.queues.any {
             return true;
         }
-        for (o, written) in inst.operands() {
+        // Reads first: an instruction that also overwrites the register is reported for what it needs.
+        for (o, written) in inst.operands().skip(2).chain(inst.operands().take(2)) {
             let conflict = match o.file {
                 File::Vector => self.w.queues.vector_conflict(o).map(|r| format!("v{r}")),
                 File::Scalar => self.w.queues.scalar_conflict(o).map(|r| format!("s{r}")),
