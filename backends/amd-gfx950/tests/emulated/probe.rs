@@ -49,7 +49,7 @@ fn elements(f: Format, count: usize, random: &mut Random) -> (Vec<u8>, Vec<f64>)
         let middle = (1 << (f.exponent - 1)) - 1;
         let exponent = match f.exponent {
             2 => random.bits() as u32 & 3,
-            _ if random.bits() % 16 == 0 => 0,
+            _ if random.bits().is_multiple_of(16) => 0,
             _ => middle - 2 + (random.bits() % 4) as u32,
         };
         let low = random.bits() as u32 & ((1 << f.mantissa) - 1);

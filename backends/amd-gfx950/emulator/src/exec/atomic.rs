@@ -81,7 +81,7 @@ pub fn run(cx: &mut Cx, inst: &Inst, addresses: &Addresses, mask: u64) {
     let mut valid = u64::MAX;
     for l in lanes::of(mask) {
         let address = addresses[l] as usize;
-        let found = cx.env.memory.find(address, bytes).filter(|_| address % bytes == 0);
+        let found = cx.env.memory.find(address, bytes).filter(|_| address.is_multiple_of(bytes));
         let Some(allocation) = found.cloned() else {
             let place = cx.env.memory.describe(address);
             cx.w.fail(format!("atomic at {address:#x}: not aligned or out of bounds, {place}"), Some(l as u32));

@@ -31,10 +31,9 @@ struct Finder<'a> {
 impl<'a> Finder<'a> {
     #[inline(always)]
     fn find(&mut self, address: usize, bytes: usize) -> Option<&'a Arc<Allocation>> {
-        if let Some(a) = self.last {
-            if address >= a.base && address + bytes <= a.base + a.len {
-                return Some(a);
-            }
+        let holds = |a: &&Arc<Allocation>| address >= a.base && address - a.base + bytes <= a.len;
+        if let Some(a) = self.last.filter(holds) {
+            return Some(a);
         }
         self.last = self.view.find(address, bytes);
         self.last

@@ -89,7 +89,7 @@ impl Lds {
                 // An unaligned access spreads a dword of the result over two; both then count as unknown.
                 let first = (4 * dword).saturating_sub(at) / 4;
                 known[first] = false;
-                known[(first + usize::from(at % 4 != 0)).min(3)] = false;
+                known[(first + usize::from(!at.is_multiple_of(4))).min(3)] = false;
             }
             let r = &mut self.records[dword];
             if r.in_flight > 0 {

@@ -37,6 +37,7 @@ pub struct Landing {
 
 /// A vector memory operation.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant)] // Stores carry nothing; boxing the others would cost an allocation per load.
 pub enum Pending {
     /// Data for registers.
     Load(Landing),
