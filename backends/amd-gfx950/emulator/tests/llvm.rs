@@ -136,9 +136,9 @@ fn random_words(encoding: Encoding, op: u32, random: &mut Random) -> Vec<u32> {
         Encoding::Vop3 if op == 650 => vec![0b11_0100 << 26 | op << 16 | b & 0xfe, 129 | (c >> 16 & 0x3e) << 9],
         Encoding::Vop3 => {
             let modifiers = if a & 3 == 0 { (a >> 8 & 7) << 29 } else { 0 };
-            let scalar = (a >> 16 & 0x3e) << 8 * u32::from(op == 480 || op == 488 || op == 489);
-            let scalar = if op >= 480 && op <= 489 { scalar } else { 0 };
-            vec![0b11_0100 << 26 | op << 16 | scalar & 0x7f00 | b & 0xfe, modifiers | sources(c & 0xfe | 0x100)]
+            // Three of these opcodes have a scalar destination in bits 8 to 14.
+            let scalar = if matches!(op, 480 | 488 | 489) { (a >> 16 & 0x3e) << 8 } else { 0 };
+            vec![0b11_0100 << 26 | op << 16 | scalar | b & 0xfe, modifiers | sources(c & 0xfe | 0x100)]
         }
         Encoding::Vop3p => {
             vec![0x1a7 << 23 | op << 16 | a & 0x7800 & !0x4000 | 0x4000 | b & 0xfe, 3 << 27 | sources(c & 0xfe | 0x100)]
