@@ -167,6 +167,8 @@ typedef struct ts_queue ts_queue;
 
 #define TS_OP_KV_READ 13
 
+#define TS_OP_KV_MOVE 14
+
 #define TS_OP_SLICE 16
 
 #define TS_OP_CONCAT 17
@@ -295,7 +297,8 @@ typedef struct ts_device_info {
     uint32_t host_mapped;
     // 1: at most one device of this backend may be opened per process.
     uint32_t exclusive;
-    uint32_t reserved;
+    // 1: ops over paged caches honour `ts_step_row::branch_offset`.
+    uint32_t branch_rows;
     struct ts_str name;
 } ts_device_info;
 
@@ -651,7 +654,9 @@ typedef struct ts_step_row {
     uint32_t state_write;
     // Token count the read state encodes; backends assert it equals `computed`.
     uint32_t state_tokens;
-    uint32_t reserved;
+    // Cache rows of positions from `computed` on lie this much further: rows of one request are branches of a tree of
+    // guesses, each with cache rows of its own. 0 unless the device claims `branch_rows`.
+    uint32_t branch_offset;
 } ts_step_row;
 
 // One token of a step.

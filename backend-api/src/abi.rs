@@ -170,7 +170,8 @@ pub struct ts_device_info {
     pub host_mapped: u32,
     /// 1: at most one device of this backend may be opened per process.
     pub exclusive: u32,
-    pub reserved: u32,
+    /// 1: ops over paged caches honour `ts_step_row::branch_offset`.
+    pub branch_rows: u32,
     pub name: ts_str,
 }
 
@@ -289,6 +290,7 @@ pub const TS_OP_KV_WRITE: u32 = 10;
 pub const TS_OP_PAGED_ATTENTION: u32 = 11;
 pub const TS_OP_ROW_GATHER: u32 = 12;
 pub const TS_OP_KV_READ: u32 = 13;
+pub const TS_OP_KV_MOVE: u32 = 14;
 pub const TS_OP_SLICE: u32 = 16;
 pub const TS_OP_CONCAT: u32 = 17;
 pub const TS_OP_SIGMOID: u32 = 18;
@@ -466,7 +468,9 @@ pub struct ts_step_row {
     pub state_write: u32,
     /// Token count the read state encodes; backends assert it equals `computed`.
     pub state_tokens: u32,
-    pub reserved: u32,
+    /// Cache rows of positions from `computed` on lie this much further: rows of one request are branches of a tree of
+    /// guesses, each with cache rows of its own. 0 unless the device claims `branch_rows`.
+    pub branch_offset: u32,
 }
 
 /// One token of a step.

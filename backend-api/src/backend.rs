@@ -109,6 +109,7 @@ impl Backend {
             page_tokens: (info.page_tokens != 0).then_some(info.page_tokens),
             host_mapped: info.host_mapped != 0 && self.0.table.arena_map.is_some(),
             exclusive: info.exclusive != 0,
+            branch_rows: info.branch_rows != 0,
         })
     }
 

@@ -32,6 +32,8 @@ pub enum OpKind {
     RowGather = TS_OP_ROW_GATHER,
     /// Rows out of the pages of a cache component, at the step's positions or some positions back.
     KvRead = TS_OP_KV_READ,
+    /// Cache rows of an accepted branch to where the request's own belong.
+    KvMove = TS_OP_KV_MOVE,
     /// Columns of every row.
     Slice = TS_OP_SLICE,
     /// Two rows side by side.
@@ -88,7 +90,7 @@ pub enum OpKind {
 
 impl OpKind {
     /// Every kind, in catalogue order.
-    pub const ALL: [OpKind; 39] = [
+    pub const ALL: [OpKind; 40] = [
         OpKind::TableUpdate,
         OpKind::Copy,
         OpKind::Gemm,
@@ -102,6 +104,7 @@ impl OpKind {
         OpKind::PagedAttention,
         OpKind::RowGather,
         OpKind::KvRead,
+        OpKind::KvMove,
         OpKind::Slice,
         OpKind::Concat,
         OpKind::Sigmoid,
@@ -156,6 +159,7 @@ impl OpKind {
             OpKind::PagedAttention => "paged_attention",
             OpKind::RowGather => "row_gather",
             OpKind::KvRead => "kv_read",
+            OpKind::KvMove => "kv_move",
             OpKind::Slice => "slice",
             OpKind::Concat => "concat",
             OpKind::Sigmoid => "sigmoid",

@@ -34,7 +34,7 @@ fn layouts() -> Layouts {
         ts_host { struct_size, abi_min, abi_max, reserved, context, log, kv_set, kv_get, barrier }
         ts_backend_info { struct_size, tiers, profiles, score, name, version, description }
         ts_device_info {
-            struct_size, alignment, memory_bytes, page_tokens, host_mapped, exclusive, reserved, name,
+            struct_size, alignment, memory_bytes, page_tokens, host_mapped, exclusive, branch_rows, name,
         }
         ts_option { key, value }
         ts_binding { arena, offset, bytes }
@@ -57,7 +57,7 @@ fn layouts() -> Layouts {
             logit_rows_offset, deltas_offset, samples_offset, bytes,
         }
         ts_step_row {
-            table_row, computed, query_start, query_len, state_read, state_write, state_tokens, reserved,
+            table_row, computed, query_start, query_len, state_read, state_write, state_tokens, branch_offset,
         }
         ts_step_token { id, position, row, reserved }
         ts_table_delta { component, table_row, index, block }

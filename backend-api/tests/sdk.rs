@@ -53,6 +53,7 @@ impl BackendImpl for Odd {
             page_tokens: Some(16),
             host_mapped: true,
             exclusive: false,
+            branch_rows: true,
         })
     }
     fn open(_: u32, options: &[(&str, &str)], _: HostServices) -> Result<Self::Device, Fault> {

@@ -81,7 +81,7 @@ fn sample(params: &SamplingParams) -> Vec<f64> {
         (0..50_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 8) as f32 / (1 << 20) as f32).collect();
     let mut sampler = Sampler::new(50_000);
     let history = History::new(params, &[0], 0);
-    let context = RowContext { params, history: &history, tokens: &[0], n_generated: 0, eos_ids: &[] };
+    let context = RowContext { params, history: &history, tokens: &[0], n_generated: 0, eos_ids: &[], mask: None };
     (0..200)
         .map(|_| {
             let start = Instant::now();

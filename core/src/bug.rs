@@ -99,7 +99,17 @@ mod switch {
         SnapshotsAreNeverKept: "No boundary of a hybrid model is ever resumable.",
         RejectedGuessCounts: "Rows of rejected guesses count as computed.",
         WrongGuessIsAccepted: "A guess is accepted whatever was sampled in its place.",
+        PlannedAheadIsNotAnnounced: "The device does not hear of pages given out ahead.",
         GuessesTakeOthersPages: "Guesses take pages that requests behind need.",
+        VerifyWritesTheState: "Guesses run in the pass that advances states.",
+        ReplayIsSkipped: "States are not advanced over right guesses.",
+        ReplayOneTokenShort: "States are advanced over one right guess too few.",
+        RejectedGuessIsReplayed: "States are advanced over the first wrong guess too.",
+        ReplayReadsWhatItWrites: "States are advanced from the slot written, not from the committed one.",
+        GuessesPassTheBoundary: "Guesses go on over a page boundary, where a state should have been kept.",
+        GuessesOverwriteTheKeptState: "A step that may end off the boundary is planned as if all its guesses were right.",
+        RemovalIsNotAnnounced: "A page is evicted and no event says so.",
+        AnnouncedParentIsWrong: "Every stored page is announced as the first of a text.",
     }
 }
 

@@ -11,6 +11,8 @@
 #![forbid(unsafe_code)]
 
 pub mod component;
+pub mod copies;
+pub mod events;
 pub mod hash;
 pub mod index;
 pub mod lease;
@@ -22,3 +24,6 @@ mod recurrent;
 pub mod snapshots;
 #[cfg(test)]
 mod tests;
+mod tier;
+#[cfg(test)]
+mod tier_tests;

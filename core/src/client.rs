@@ -5,13 +5,15 @@
 //! block allocations would land on the engine thread.
 
 use std::{
-    collections::VecDeque,
-    sync::{Arc, Condvar, Mutex},
-    task::{Context, Poll, Waker},
+    sync::Arc,
+    task::{Context, Poll},
 };
 
 use crate::{
+    driver::BlockEvents,
+    mailbox::Letters,
     request::{Event, Request, RequestId},
+    scheduler::trace::StepRecord,
     speculation::DRAFT_MAX,
 };
 
@@ -42,6 +44,18 @@ pub struct Metrics {
     pub running: u64,
     /// Requests admitted but not yet running.
     pub waiting: u64,
+    /// Of these, waiting for pages from host memory.
+    pub loading: u64,
+    /// Pages in host memory: used, and in total.
+    pub host_pages: [u64; 2],
+    /// Recurrent states in host memory: used, and in total.
+    pub host_states: [u64; 2],
+    /// Pages copied to host memory.
+    pub host_stored: u64,
+    /// Pages copied back from it.
+    pub host_loaded: u64,
+    /// Copies that failed or did not fit their checksum; each was a miss.
+    pub host_failed: u64,
     /// Pages held by requests or the cache, and in total, of the first paged component.
     pub pages_used: u64,
     /// Pages held only by the prefix cache (can be evicted).
@@ -74,6 +88,8 @@ pub struct Metrics {
     pub drafts: [u64; DRAFT_MAX as usize],
     /// Of these, the right ones.
     pub accepted: [u64; DRAFT_MAX as usize],
+    /// Side branches that were checked, and of these, the right ones.
+    pub branches: [u64; 2],
 }
 
 /// Limits that admission checks need.
@@ -103,21 +119,24 @@ pub trait Engine: Send + Sync {
     fn drain(&self);
     /// Drop every cached prefix. Errors when requests are running.
     fn flush_cache(&self) -> Result<(), String>;
-}
-
-#[derive(Default)]
-struct State {
-    events: VecDeque<Event>,
-    waker: Option<Waker>,
-    closed: bool,
-    dropped: bool,
+    /// A reader of the prefix cache's block events, from the oldest kept; `None` if the engine makes none.
+    fn block_events(&self) -> Option<BlockEvents> {
+        None
+    }
+    /// Up to `most` steps numbered above `after` with all their decisions, oldest first, as far as they are kept.
+    fn steps(&self, after: u64, most: usize) -> Vec<StepRecord> {
+        let _ = (after, most);
+        Vec::new()
+    }
+    /// The last `n` steps, oldest first.
+    fn last_steps(&self, n: usize) -> Vec<StepRecord> {
+        let _ = n;
+        Vec::new()
+    }
 }
 
 /// Where a request's events wait to be read.
-pub struct Mailbox {
-    state: Mutex<State>,
-    ready: Condvar,
-}
+pub struct Mailbox(Letters);
 
 impl std::fmt::Debug for Mailbox {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -128,31 +147,17 @@ impl std::fmt::Debug for Mailbox {
 impl Mailbox {
     /// A mailbox that holds `capacity` events without allocating.
     pub fn new(capacity: usize) -> Arc<Self> {
-        let state = State { events: VecDeque::with_capacity(capacity), ..State::default() };
-        Arc::new(Self { state: Mutex::new(state), ready: Condvar::new() })
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        // Nothing panics while holding the lock; a poisoned one still holds a usable queue.
-        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        Arc::new(Self(Letters::new(capacity)))
     }
 
     /// Deliver an event (engine side). `Finished` and `Failed` close the mailbox.
     pub fn push(&self, event: Event) {
-        let mut state = self.lock();
-        state.closed |= matches!(event, Event::Finished { .. } | Event::Failed { .. });
-        state.events.push_back(event);
-        let waker = state.waker.take();
-        drop(state);
-        self.ready.notify_one();
-        if let Some(waker) = waker {
-            waker.wake();
-        }
+        self.0.deliver(event);
     }
 
     /// True once the reader is gone: the request can be aborted.
     pub fn is_abandoned(&self) -> bool {
-        self.lock().dropped
+        self.0.is_abandoned()
     }
 }
 
@@ -186,15 +191,7 @@ impl EventStream {
 
     /// Next event; `None` after `Finished` or `Failed` was read.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
-        let mut state = self.mailbox.lock();
-        match state.events.pop_front() {
-            Some(event) => Poll::Ready(Some(event)),
-            None if state.closed => Poll::Ready(None),
-            None => {
-                state.waker = Some(context.waker().clone());
-                Poll::Pending
-            }
-        }
+        self.mailbox.0.poll(context.waker())
     }
 
     /// Next event, asynchronously.
@@ -204,25 +201,13 @@ impl EventStream {
 
     /// Next event, blocking the thread.
     pub fn blocking_next(&mut self) -> Option<Event> {
-        let mut state = self.mailbox.lock();
-        loop {
-            match state.events.pop_front() {
-                Some(event) => return Some(event),
-                None if state.closed => return None,
-                None => state = self.mailbox.ready.wait(state).unwrap_or_else(std::sync::PoisonError::into_inner),
-            }
-        }
+        self.mailbox.0.wait()
     }
 }
 
 impl Drop for EventStream {
     fn drop(&mut self) {
-        let finished = {
-            let mut state = self.mailbox.lock();
-            state.dropped = true;
-            state.closed
-        };
-        if let (false, Some(abandon)) = (finished, self.on_abandon.take()) {
+        if let (true, Some(abandon)) = (self.mailbox.0.leave(), self.on_abandon.take()) {
             abandon(self.id);
         }
     }

@@ -2,14 +2,17 @@
 //!
 //! The caller owns threads, the clock and the device. One turn is: [`EngineState::plan`] writes the parameter block of
 //! a step, the caller runs it, [`EngineState::advance`] takes the logits and delivers what they mean. `submit` and
-//! `abort` may come between the two. At most one step is in flight; a plan is a move-only ticket for it.
+//! `abort` may come between the two, and so may [`EngineState::plan_ahead`]. At most one step is in flight; a plan is a
+//! move-only ticket for it.
 //!
 //! Rejected: an engine that owns its thread. The simulator could then not own time, and a failing seed not replay.
 #![forbid(unsafe_code)]
 
 mod advance;
 mod config;
+mod draft;
 pub mod inspect;
+mod masks;
 mod parts;
 mod replay;
 #[cfg(test)]
@@ -17,16 +20,24 @@ mod tests;
 
 use advance::Taker;
 pub use config::{ComponentClass, ComponentConfig, ConfigError, EngineConfig};
+pub use draft::DraftStep;
+use draft::Drafting;
 use parts::StepParts;
 use replay::Replay;
 
 use crate::{
     bug::seeded,
-    cache::memory::{Memory, MemorySize},
+    cache::{
+        copies::CopyOrder,
+        index::STORES_MAX,
+        memory::{Memory, MemorySize},
+    },
     client::{Limits, Metrics},
+    grammar::{Guard, Guide},
     request::{Event, FinishReason, Request, RequestId},
     sampler::{History, Sampler},
     scheduler::{
+        decision::Decisions,
         marks::MARKS_MAX,
         plan::{Scheduler, StepLimits},
         queue::{self, Queues, Running, Waiting},
@@ -36,6 +47,9 @@ use crate::{
     step::StepBuffer,
     validate::RequestError,
 };
+
+/// Pages copied to host memory per step, at most.
+const STORES_BESIDE_STEPS: usize = 4;
 
 /// Why [`EngineState::submit`] took nothing.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -53,10 +67,15 @@ pub enum SubmitError {
 
 /// Why the cache was not flushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the cache cannot be flushed while {requests} requests are running or waiting")]
+#[error(
+    "the cache cannot be flushed while {requests} requests are running or waiting and {copies} copies to or from host \
+     memory are under way; nothing was flushed"
+)]
 pub struct FlushError {
-    /// How many.
+    /// Requests that have not ended.
     pub requests: usize,
+    /// Copies that have not ended.
+    pub copies: usize,
 }
 
 /// The kinds of step, in the order in which a turn runs those it needs.
@@ -68,6 +87,10 @@ pub enum Pass {
     Verify,
     /// Advances the states over the right guesses; no logits.
     Replay,
+    /// The draft model over tokens of the text.
+    DraftFirst,
+    /// The draft model over its own last guess.
+    DraftNext,
 }
 
 /// What the passes of a turn computed, each row-major `[its logit rows, vocab_size]`; empty for a pass that did not run.
@@ -126,6 +149,8 @@ pub struct EngineState {
     /// Second pass of models with recurrent state, and its parameter block.
     verify: Option<(StepParts, StepBuffer)>,
     replay: Replay,
+    /// For guesses by a model.
+    drafting: Option<Drafting>,
     /// Measured, for speculation.
     step_cost: StepCost,
     in_flight: Option<InFlight>,
@@ -141,6 +166,8 @@ struct InFlight {
     n_logit_rows: [u32; 2],
     /// Tokens, if all of them decode.
     decode_only: Option<u32>,
+    /// Of these, on side branches.
+    branch_tokens: u32,
     planned_ns: u64,
 }
 
@@ -156,6 +183,7 @@ struct Counters {
     step_ns: u64,
     drafts: [u64; DRAFT_MAX as usize],
     accepted: [u64; DRAFT_MAX as usize],
+    branches: [u64; 2],
 }
 
 impl Counters {
@@ -189,6 +217,8 @@ impl EngineState {
             states: smallest(ComponentClass::State),
             prefix_cache: config.prefix_cache,
             secret: config.secret,
+            events: config.cache_events,
+            host: (config.host_pages, config.host_states),
         });
         let capacity = config.step_capacity();
         let limits = StepLimits {
@@ -196,20 +226,24 @@ impl EngineState {
             max_batch_tokens: config.max_batch_tokens,
             max_logit_rows: config.max_logit_rows,
             max_deltas: capacity.deltas,
+            late_deltas: config.late_deltas(),
+            table_rows: config.table_rows,
             chunk_cap: config.chunked_prefill_size,
             chunk_grid: config.chunk_grid(),
             max_model_len: config.max_model_len,
             draft_max: config.speculation.map_or(0, |s| s.draft_max),
+            branch_rows: config.branch_rows(),
             paged_components: config.components_of(ComponentClass::Paged).map(|at| at as u32).collect(),
         };
         Ok(Self {
             queues: Queues::new(config.max_waiting, config.max_num_seqs),
-            scheduler: Scheduler::new(limits, config.blocks_per_row),
+            scheduler: Scheduler::new(limits, config.blocks_per_row, config.max_waiting, config.scheduling.policy()),
             memory,
             sampler: Sampler::new(config.tokenizer_vocab_size),
             parts: StepParts::new(capacity),
             verify: config.verifies().then(|| (StepParts::new(capacity), StepBuffer::new(capacity))),
-            replay: Replay::new(config.verifies().then_some(capacity)),
+            replay: Replay::new((config.verifies() || config.branch_rows() > 0).then_some(capacity)),
+            drafting: config.draft.clone().map(|model| Drafting::new(model, capacity)),
             step_cost: StepCost::default(),
             in_flight: None,
             counters: Counters::default(),
@@ -232,13 +266,13 @@ impl EngineState {
     /// Queue a request. `now_ns` starts its waiting time.
     pub fn submit(&mut self, request: Request, now_ns: u64) -> Result<RequestId, SubmitError> {
         request.validate(&self.config.request_limits())?;
-        let waiting = self.queues.waiting.len() as u32;
+        let waiting = self.queues.iter_waiting().count() as u32;
         if waiting >= self.config.max_waiting {
             return Err(SubmitError::QueueFull { waiting });
         }
         let id = RequestId(self.next_id);
         self.next_id += 1;
-        let Request { prompt, sampling, priority, cache_salt } = request;
+        let Request { prompt, sampling, priority, cache_salt, constraint } = request;
         let prompt_tokens = prompt.len() as u32;
         let max_len = prompt_tokens.saturating_add(sampling.max_tokens).min(self.config.max_model_len);
         let history = History::new(&sampling, &prompt, (max_len - prompt_tokens) as usize);
@@ -251,7 +285,7 @@ impl EngineState {
             self.memory.index.hash_pages(&namespace, &tokens, whole, &mut hashes);
         }
         let prompt_logprobs = sampling.prompt_logprobs.map(|_| Vec::with_capacity(tokens.len() - 1));
-        let body = Body {
+        let mut body = Body {
             id,
             rank: (priority, id.0),
             sampling,
@@ -262,12 +296,25 @@ impl EngineState {
             namespace,
             hashes,
             marks: Vec::with_capacity(if self.memory.has_states() { MARKS_MAX } else { 0 }),
-            drafts: Drafts::new(self.config.speculation.as_ref(), max_len),
+            drafts: Drafts::new(self.config.speculation.as_ref(), self.drafting.is_some(), max_len),
+            guide: constraint.map_or(Guide::Free, |constraint| {
+                let guesses_max = self.config.speculation.map_or(0, |s| s.draft_max);
+                Guide::Here(Box::new(Guard::new(
+                    constraint,
+                    self.config.tokenizer_vocab_size,
+                    guesses_max,
+                    max_len - prompt_tokens,
+                )))
+            }),
             cached_tokens: None,
             prompt_logprobs,
+            n_loads: 0,
             is_started: false,
             submitted_ns: now_ns,
+            uncached: prompt_tokens,
+            overtaken_steps: 0,
         };
+        self.scheduler.foresee(&mut body, &self.memory);
         self.queues.wait(Waiting::Queued(Sequence::new(Box::new(body))));
         Ok(id)
     }
@@ -326,23 +373,37 @@ impl EngineState {
         true
     }
 
+    /// Plan the step after the one in flight, as far as that can be done before it has been taken in; the next
+    /// [`EngineState::plan`] completes it. Optional: it moves work into the time in which the device computes, and
+    /// changes no answer. False, and nothing happens, if guesses are in flight or could be made, if there already is such a
+    /// plan, or if nothing is in flight.
+    pub fn plan_ahead(&mut self) -> bool {
+        self.in_flight.is_some() && self.scheduler.plan_ahead(&mut self.queues, &mut self.memory)
+    }
+
     /// Choose the next step and write its parameter block; `None` when there is nothing to run.
     ///
     /// # Panics
     /// While a step is in flight, or if `step` was made for a smaller engine.
     pub fn plan(&mut self, now_ns: u64, step: &mut StepBuffer) -> Option<Plan> {
         assert!(self.in_flight.is_none(), "take in the step in flight before planning another");
-        self.scheduler.plan(&mut self.queues, &mut self.memory, &self.step_cost);
-        let verifies = self.verify.is_some();
+        if let Some(drafting) = &mut self.drafting {
+            drafting.settle(now_ns);
+        }
+        // Somebody waits for each step that runs, nobody for a store.
+        self.memory.order_stores(if self.queues.running.is_empty() { STORES_MAX } else { STORES_BESIDE_STEPS });
+        self.scheduler.plan(now_ns, &mut self.queues, &mut self.memory, &self.step_cost);
+        let verifies = self.verify.is_some() && !seeded!(VerifyWritesTheState);
         let mut plan = self.parts.collect(&mut self.queues, |running| !(verifies && guesses(running)));
         self.sequence += 1;
         plan.sequence = self.sequence;
+        self.scheduler.decisions.sequence = self.sequence;
         // Tables are shared: whichever pass runs first takes in the changes.
         let mut deltas = &self.scheduler.deltas[..];
         if plan.n_rows > 0 {
             step.write(&self.parts.content(self.sequence, std::mem::take(&mut deltas)));
         }
-        if let Some((parts, step)) = &mut self.verify {
+        if let Some((parts, step)) = self.verify.as_mut().filter(|_| verifies) {
             let load = parts.collect(&mut self.queues, guesses);
             if load.n_rows > 0 {
                 step.write(&parts.content(self.sequence, deltas));
@@ -353,13 +414,21 @@ impl EngineState {
             }
         }
         if plan.n_tokens == 0 {
-            assert!(self.is_idle(), "requests wait and none of them can go on");
+            assert!(self.is_idle() || self.memory.n_loads() > 0, "requests wait and none of them can go on");
             return None;
         }
         let decode_only = (plan.n_decode_tokens == plan.n_tokens).then_some(plan.n_tokens);
         let (sequence, n_logit_rows) = (plan.sequence, [plan.n_logit_rows, plan.verify.unwrap_or(0)]);
-        self.in_flight = Some(InFlight { sequence, n_logit_rows, decode_only, planned_ns: now_ns });
+        let in_verify =
+            self.verify.as_ref().map_or(0, |(parts, _)| if plan.verify.is_some() { parts.branch_tokens } else { 0 });
+        let branch_tokens = self.parts.branch_tokens + in_verify;
+        self.in_flight = Some(InFlight { sequence, n_logit_rows, decode_only, branch_tokens, planned_ns: now_ns });
         Some(plan)
+    }
+
+    /// What the last plan decided about whom, and why.
+    pub fn decisions(&self) -> &Decisions {
+        &self.scheduler.decisions
     }
 
     /// Parameter block of the verify pass planned last.
@@ -402,7 +471,8 @@ impl EngineState {
             memory: &mut self.memory,
             sampler: &mut self.sampler,
             counters: &mut self.counters,
-            replay: self.verify.is_some().then_some(&mut self.replay),
+            verifies: self.verify.is_some() && !seeded!(VerifyWritesTheState),
+            replay: &mut self.replay,
             logits,
             deliver,
         };
@@ -411,6 +481,9 @@ impl EngineState {
             *slot = taker.take_in(running);
         }
         self.queues.running.retain(Option::is_some);
+        if let Some(drafting) = &mut self.drafting {
+            drafting.taken_in(&in_flight, &self.counters, now_ns);
+        }
         if let Some(tokens) = in_flight.decode_only {
             if self.replay.is_empty() {
                 self.step_cost.observe(tokens, ns);
@@ -425,6 +498,10 @@ impl EngineState {
     pub fn fail_all(&mut self, message: &str, deliver: &mut Deliver<'_>) {
         self.in_flight = None;
         self.replay.clear();
+        self.scheduler.forget_ahead();
+        if let Some(drafting) = &mut self.drafting {
+            drafting.clear();
+        }
         let mut fail = |counters: &mut Counters, id| {
             counters.fail();
             deliver(id, Event::Failed { message: message.to_owned() });
@@ -444,19 +521,38 @@ impl EngineState {
             .close(memory);
             fail(&mut self.counters, id);
         }
-        while let Some(waiting) = self.queues.waiting.pop_front() {
-            let id = waiting.body().id;
+        loop {
+            let next = self.queues.iter_waiting().next().map(|body| body.id);
+            let Some((id, waiting)) = next.and_then(|id| Some((id, self.queues.take_waiting(id)?))) else { break };
             self.cancel(waiting);
             fail(&mut self.counters, id);
         }
     }
 
-    /// Drop every cached prefix; returns how many pages that freed.
+    /// Drop every cached prefix, in both tiers or in none; returns how many pages of the device that freed.
     pub fn flush_cache(&mut self) -> Result<u32, FlushError> {
-        if !self.is_idle() && !seeded!(FlushIgnoresRunningRequests) {
-            return Err(FlushError { requests: self.queues.running.len() + self.queues.waiting.len() });
+        let (requests, copies) =
+            (self.queues.running.len() + self.queues.iter_waiting().count(), self.memory.n_copies());
+        if requests > 0 && !seeded!(FlushIgnoresRunningRequests) || copies > 0 {
+            return Err(FlushError { requests, copies });
         }
         Ok(self.memory.flush())
+    }
+
+    /// Something to copy between the device and host memory, which may be done at any time; then call
+    /// [`EngineState::copied`]. A plan of `None` may mean that requests wait for these.
+    pub fn next_copy(&mut self) -> Option<CopyOrder> {
+        self.memory.next_copy()
+    }
+
+    /// A copy has ended; `false` if it failed or is not what was stored.
+    ///
+    /// # Panics
+    /// If it has ended before.
+    pub fn copied(&mut self, id: u32, is_ok: bool) {
+        if let Some(load) = self.memory.copied(id, is_ok) {
+            self.queues.loaded(load);
+        }
     }
 
     /// Most tokens of the following steps, from the caller's cost model. Decoding requests always run and one chunk on
@@ -467,12 +563,12 @@ impl EngineState {
 
     /// True when no request runs or waits.
     pub fn is_idle(&self) -> bool {
-        self.queues.running.is_empty() && self.queues.waiting.is_empty()
+        self.queues.running.is_empty() && self.queues.iter_waiting().next().is_none()
     }
 
     /// How long the request that waits longest has done so, in nanoseconds.
     pub fn oldest_waiting_ns(&self, now_ns: u64) -> Option<u64> {
-        let submitted_ns = self.queues.waiting.iter().map(|waiting| waiting.body().submitted_ns).min()?;
+        let submitted_ns = self.queues.iter_waiting().map(|body| body.submitted_ns).min()?;
         Some(now_ns.saturating_sub(submitted_ns))
     }
 
@@ -480,11 +576,18 @@ impl EngineState {
     pub fn metrics(&self) -> Metrics {
         let (pages_used, pages_cached, pages_total) = self.memory.page_counts();
         let (states_used, states_cached, states_total) = self.memory.state_counts();
+        let ([host_pages, host_states], tier) = (self.memory.host_counts(), self.memory.tier_counts());
         let counters = &self.counters;
         let leaving = self.queues.iter_running().filter(|running| matches!(running, Running::Leaving(_))).count();
         Metrics {
             running: (self.queues.running.len() - leaving) as u64,
-            waiting: self.queues.waiting.len() as u64,
+            waiting: self.queues.iter_waiting().count() as u64,
+            loading: self.queues.loading.len() as u64,
+            host_pages: [host_pages.0, host_pages.1].map(u64::from),
+            host_states: [host_states.0, host_states.1].map(u64::from),
+            host_stored: tier.stored,
+            host_loaded: tier.loaded,
+            host_failed: tier.failed,
             pages_used: u64::from(pages_used),
             pages_cached: u64::from(pages_cached),
             pages_total: u64::from(pages_total),
@@ -501,6 +604,7 @@ impl EngineState {
             step_ns: counters.step_ns,
             drafts: counters.drafts,
             accepted: counters.accepted,
+            branches: counters.branches,
         }
     }
 

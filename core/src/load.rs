@@ -15,9 +15,10 @@ use tokenspeed_backend_api::{
 };
 
 use crate::{
-    driver::StepRunner,
+    cache::copies::CopyOrder,
+    driver::{CopyError, HostCache, StepRunner},
     engine::Pass,
-    lower::{Capacity, Lowered},
+    lower::{CacheLayout, Capacity, Lowered, cache_layout},
     memory::weight_bytes,
 };
 
@@ -58,7 +59,8 @@ type Places = Vec<Place>;
 /// What to load, decided beforehand.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan<'a> {
-    /// The model's graphs, in the order of [`Pass`]: the forward pass, and the two others if guesses are to be checked.
+    /// The model's graphs, in the order of [`Pass`]: the forward pass, and the two others if guesses are to be checked;
+    /// then those of a draft model, see [`DeviceProgram::with_draft`].
     pub graphs: &'a [&'a Graph],
     /// Their programs.
     pub lowered: &'a [Lowered],
@@ -91,7 +93,7 @@ pub fn load(
     };
     alloc(&mut bindings, TS_BIND_STEP, ArenaKind::Step, step_bytes)?;
     let tables = alloc(&mut bindings, TS_BIND_TABLES, ArenaKind::Tables, first.table_bytes)?;
-    alloc(&mut bindings, TS_BIND_CACHE, ArenaKind::Cache, first.cache_bytes)?;
+    let cache = alloc(&mut bindings, TS_BIND_CACHE, ArenaKind::Cache, first.cache_bytes)?;
     alloc(&mut bindings, TS_BIND_ACTIVATIONS, ArenaKind::Activations, largest(|l| l.activation_bytes))?;
     // Tables start at the scratch block: entries never written must still name memory that exists.
     device.write(&tables, 0, &vec![0; first.table_bytes as usize])?;
@@ -104,8 +106,10 @@ pub fn load(
         alloc(&mut bindings, TS_BIND_OUTPUT, ArenaKind::Output, lowered.output_bytes)?;
         programs.push((records(lowered, places), bindings, bucket));
     }
+    let layout = cache_layout(graphs[0], &capacity, device.alignment());
     let executable = Executable::new(device, programs, via)?;
-    Ok(DeviceProgram { executable, vocab: first.vocab as usize })
+    let vocab = lowered.iter().map(|l| l.vocab as usize).collect();
+    Ok(DeviceProgram { executable, vocab, draft: None, replay: Pass::Replay as usize, cache, layout, host: None })
 }
 
 fn load_weights(
@@ -243,23 +247,80 @@ fn record(lowered: &Lowered, index: usize, places: &Places) -> OpRecord {
 #[derive(Debug)]
 pub struct DeviceProgram {
     executable: Executable,
-    vocab: usize,
+    /// Width of the logits of each program.
+    vocab: Vec<usize>,
+    /// Programs of the draft's first and next pass.
+    draft: Option<[usize; 2]>,
+    /// The program that commits guesses.
+    replay: usize,
+    cache: Arena,
+    layout: CacheLayout,
+    host: Option<HostCache>,
 }
 
 impl DeviceProgram {
+    /// Keep up to so many pages and states in host memory.
+    pub fn with_host_cache(mut self, n_pages: u32, n_states: u32) -> Self {
+        self.host = (n_pages > 0).then(|| HostCache::new(n_pages, n_states, self.layout.clone()));
+        self
+    }
+
+    /// What is in host memory, if there is a host tier.
+    pub fn host_cache(&mut self) -> Option<&mut HostCache> {
+        self.host.as_mut()
+    }
+
     /// Programs or walker.
     pub fn via(&self) -> Via {
         self.executable.via()
+    }
+
+    /// Say which of the programs are the draft model's first and next pass; they may be one.
+    ///
+    /// # Panics
+    /// If there are no such programs.
+    pub fn with_draft(self, first: usize, next: usize) -> Self {
+        assert!(
+            first.max(next) < self.vocab.len(),
+            "{} programs, the draft's are {first} and {next}",
+            self.vocab.len()
+        );
+        Self { draft: Some([first, next]), ..self }
+    }
+
+    /// Say which of the programs commits guesses, if it is not the third.
+    ///
+    /// # Panics
+    /// If there is no such program.
+    pub fn with_replay(self, replay: usize) -> Self {
+        assert!(replay < self.vocab.len(), "{} programs, the one that commits is {replay}", self.vocab.len());
+        Self { replay, ..self }
+    }
+
+    fn program(&self, pass: Pass) -> usize {
+        let draft = || self.draft.expect("only an engine with a draft model drafts");
+        match pass {
+            Pass::Forward | Pass::Verify => pass as usize,
+            Pass::Replay => self.replay,
+            Pass::DraftFirst => draft()[0],
+            Pass::DraftNext => draft()[1],
+        }
     }
 }
 
 impl StepRunner for DeviceProgram {
     fn run(&mut self, pass: Pass, step: &[u8], n_logit_rows: u32) -> Result<(), String> {
-        self.executable.run(pass as usize, step, n_logit_rows as usize * self.vocab).map_err(|e| e.to_string())
+        let program = self.program(pass);
+        self.executable.run(program, step, n_logit_rows as usize * self.vocab[program]).map_err(|e| e.to_string())
     }
 
     fn logits(&self, pass: Pass) -> &[f32] {
-        self.executable.logits(pass as usize)
+        self.executable.logits(self.program(pass))
+    }
+
+    fn copy(&mut self, order: &CopyOrder) -> Result<(), CopyError> {
+        let host = self.host.as_mut().ok_or(CopyError::NoHostMemory)?;
+        host.carry_out(order, self.executable.device(), &self.cache)
     }
 
     fn status(&self) -> Result<(), String> {

@@ -1,6 +1,8 @@
 //! What a caller asks of the engine and what it hears back. Token ids only: text, templates and stop strings belong to
 //! the layers above.
 
+use crate::grammar::Constraint;
+
 /// How one sequence is sampled. Ranges are validated by [`SamplingParams::validate`]; a request that fails it never
 /// reaches the scheduler.
 #[derive(Clone, Debug, PartialEq)]
@@ -79,6 +81,8 @@ pub struct Request {
     pub priority: i32,
     /// Requests share cached prefixes only within one salt. `None` and `Some("")` differ.
     pub cache_salt: Option<String>,
+    /// What the answer must look like, before its first token; `None` = anything. Not with `ignore_eos`.
+    pub constraint: Option<Box<dyn Constraint>>,
 }
 
 /// Identifies a request inside one engine; never reused.

@@ -1,8 +1,9 @@
 //! The reference sampler: one row of f32 logits in, one token id and, if asked, its log-probabilities out.
 //!
 //! Order of the filters, which is part of the interface:
-//! 1. masks: padding ids at or above the tokenizer's vocabulary do not exist; ids outside `allowed_token_ids`, the last
-//!    id of a `bad_words` sequence about to be completed, and, before `min_tokens`, every id that would end generation;
+//! 1. masks: padding ids at or above the tokenizer's vocabulary do not exist; ids outside the grammar's mask and outside
+//!    `allowed_token_ids`, the last id of a `bad_words` sequence about to be completed, and, before `min_tokens`, every id
+//!    that would end generation;
 //! 2. `logit_bias` is added;
 //! 3. `repetition_penalty` divides positive and multiplies negative logits of ids in the prompt or generated;
 //! 4. `frequency_penalty` times the count, then `presence_penalty`, are subtracted from generated ids;
@@ -34,10 +35,13 @@ mod tests;
 
 pub use history::History;
 
-use crate::request::{SamplingParams, TokenLogprobs};
+use crate::{
+    grammar::{ConstraintError, TokenMask},
+    request::{SamplingParams, TokenLogprobs},
+};
 
 /// Why a row gave no token. Ends that request only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SampleError {
     /// The model produced NaN or +infinity.
     #[error("the model produced a logit that is not a finite number for token id {id}")]
@@ -47,9 +51,13 @@ pub enum SampleError {
     },
     /// Masks left nothing.
     #[error(
-        "no token can be sampled: allowed_token_ids, bad_words, logit_bias and min_tokens together exclude every id"
+        "no token can be sampled: the grammar, allowed_token_ids, bad_words, logit_bias and min_tokens together exclude \
+         every id"
     )]
     NothingLeft,
+    /// There is no mask for the row.
+    #[error(transparent)]
+    Constraint(#[from] ConstraintError),
 }
 
 /// What a row of logits is sampled with.
@@ -65,6 +73,8 @@ pub struct RowContext<'a> {
     pub n_generated: u32,
     /// End-of-sequence ids that would end this request (none with `ignore_eos`).
     pub eos_ids: &'a [u32],
+    /// Ids that the request's grammar allows here.
+    pub mask: Option<&'a TokenMask>,
 }
 
 /// A sampled token.

@@ -63,6 +63,14 @@ impl StepBuffer {
         &self.storage[self.start..self.start + self.bytes]
     }
 
+    /// Become a copy of `other`, which must fit.
+    pub fn copy_from(&mut self, other: &Self) {
+        let bytes = other.bytes();
+        assert!(self.start + bytes.len() <= self.storage.len(), "{} bytes do not fit", bytes.len());
+        self.storage[self.start..self.start + bytes.len()].copy_from_slice(bytes);
+        self.bytes = bytes.len();
+    }
+
     /// What fits.
     pub fn capacity(&self) -> StepCapacity {
         self.capacity
@@ -93,21 +101,15 @@ impl StepBuffer {
                 row.state_read,
                 row.state_write,
                 row.state_tokens,
-                0,
+                row.branch_offset,
             ]);
         }
         let tokens_offset = out.align();
-        for token in tokens {
-            out.words([token.id.cast_unsigned(), token.position, token.row, 0]);
-        }
+        out.array(tokens, |token| [token.id.cast_unsigned(), token.position, token.row, 0]);
         let logit_rows_offset = out.align();
-        for &row in logit_rows {
-            out.words([row]);
-        }
+        out.array(logit_rows, |&row| [row]);
         let deltas_offset = out.align();
-        for delta in deltas {
-            out.words([delta.component, delta.table_row, delta.index, delta.block]);
-        }
+        out.array(deltas, |delta| [delta.component, delta.table_row, delta.index, delta.block]);
         let end = out.align();
         out.at = 0;
         let count = |n: usize| u32::try_from(n).expect("fits the capacity, which is u32");
@@ -162,6 +164,18 @@ impl Writer<'_> {
         for word in words {
             self.put(&word.to_ne_bytes());
         }
+    }
+
+    /// One bounds check for all of `items`: a prompt's chunk has thousands.
+    fn array<T, const N: usize>(&mut self, items: &[T], words: impl Fn(&T) -> [u32; N]) {
+        let size = N * size_of::<u32>();
+        let bytes = &mut self.bytes[self.at..][..items.len() * size];
+        for (item, bytes) in items.iter().zip(bytes.chunks_exact_mut(size)) {
+            for (word, bytes) in words(item).iter().zip(bytes.as_chunks_mut().0) {
+                *bytes = word.to_ne_bytes();
+            }
+        }
+        self.at += items.len() * size;
     }
 
     /// Zero up to the next array's place and return it.

@@ -76,6 +76,14 @@ pub enum RequestError {
         /// The limit.
         max: u64,
     },
+    /// A parameter that contradicts the grammar of the answer.
+    #[error("{parameter} cannot stand together with a grammar: {why}")]
+    NotWithConstraint {
+        /// Name as in [`SamplingParams`].
+        parameter: &'static str,
+        /// Words for the reason.
+        why: &'static str,
+    },
     /// An empty list where one makes no sense.
     #[error("{parameter} must not be empty; leave it out instead")]
     EmptyList {
@@ -91,9 +99,10 @@ impl RequestError {
             Self::EmptyPrompt => RequestErrorKind::EmptyPrompt,
             Self::PromptTooLong { .. } | Self::NoRoomToGenerate { .. } => RequestErrorKind::ContextLength,
             Self::TokenOutOfRange { .. } => RequestErrorKind::TokenOutOfRange,
-            Self::OutOfRange { .. } | Self::TooLarge { .. } | Self::EmptyList { .. } => {
-                RequestErrorKind::InvalidParameter
-            }
+            Self::OutOfRange { .. }
+            | Self::TooLarge { .. }
+            | Self::EmptyList { .. }
+            | Self::NotWithConstraint { .. } => RequestErrorKind::InvalidParameter,
         }
     }
 
@@ -104,7 +113,8 @@ impl RequestError {
             Self::TokenOutOfRange { parameter, .. }
             | Self::OutOfRange { parameter, .. }
             | Self::TooLarge { parameter, .. }
-            | Self::EmptyList { parameter } => parameter,
+            | Self::EmptyList { parameter }
+            | Self::NotWithConstraint { parameter, .. } => parameter,
         }
     }
 }
@@ -170,13 +180,20 @@ impl Request {
             return Err(RequestError::NoRoomToGenerate { prompt_tokens, context_tokens });
         }
         sampling.validate()?;
+        if self.constraint.is_some() && sampling.ignore_eos {
+            let why = "an answer ends where its grammar does";
+            return Err(RequestError::NotWithConstraint { parameter: "ignore_eos", why });
+        }
         let vocab_size = limits.vocab_size;
         let known =
             |parameter, ids: &mut dyn Iterator<Item = u32>| match ids.enumerate().find(|&(_, id)| id >= vocab_size) {
                 Some((index, id)) => Err(RequestError::TokenOutOfRange { parameter, index, id, vocab_size }),
                 None => Ok(()),
             };
-        known("prompt", &mut self.prompt.iter().copied())?;
+        // All at once first: looking for the culprit one by one takes longer than planning the prompt.
+        if !self.prompt.iter().fold(true, |known, &id| known & (id < vocab_size)) {
+            known("prompt", &mut self.prompt.iter().copied())?;
+        }
         known("logit_bias", &mut sampling.logit_bias.iter().map(|&(id, _)| id))?;
         known("stop_token_ids", &mut sampling.stop_token_ids.iter().copied())?;
         known("allowed_token_ids", &mut sampling.allowed_token_ids.iter().flatten().copied())?;

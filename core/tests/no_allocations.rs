@@ -7,8 +7,10 @@ use std::{
 };
 
 use tokenspeed_core::{
-    engine::{EngineConfig, EngineState},
+    engine::{ComponentClass, ComponentConfig, EngineConfig, EngineState, Logits},
+    grammar::{Constraint, ConstraintError, MaskJob, TokenMask},
     request::{Event, Request, SamplingParams},
+    speculation::SpeculationConfig,
 };
 
 struct Counting;
@@ -55,16 +57,46 @@ fn the_counter_counts() {
     assert_eq!(allocations(), before + 1, "{}", text.len());
 }
 
+const REQUESTS: u32 = 64;
+const VOCABULARY: usize = 1000;
+
 #[test]
 fn steady_decoding_of_64_requests_allocates_nothing() {
-    const REQUESTS: u32 = 64;
-    const VOCABULARY: usize = 1000;
+    assert_eq!(steady_decoding(None, 0), 0);
+}
+
+/// The next page boundary is reached, and another state slot taken, every 16 tokens.
+#[test]
+fn neither_does_it_with_recurrent_states() {
+    assert_eq!(steady_decoding(Some(2 * REQUESTS + 20), 0), 0);
+}
+
+#[test]
+fn nor_with_guesses() {
+    assert!(steady_decoding(None, 5) > 1000);
+}
+
+/// Guesses have a pass of their own, and right ones are replayed.
+#[test]
+fn nor_with_guesses_and_recurrent_states() {
+    assert!(steady_decoding(Some(2 * REQUESTS + 20), 5) > 1000);
+}
+
+/// Two rounds, the second planned ahead where that is possible; returns how many guesses were right.
+fn steady_decoding(states: Option<u32>, guesses: u32) -> u64 {
     // Tight: 64 requests fill 64 * 28 pages of 16 tokens, so growth evicts what the first round left in the cache.
     let mut config = EngineConfig::paged(448, 16, 64 * 28 + 1, VOCABULARY as u32);
     config.max_num_seqs = REQUESTS;
+    config.components.extend(states.map(|n_blocks| ComponentConfig {
+        name: "state".into(),
+        class: ComponentClass::State,
+        n_blocks,
+    }));
+    config.speculation =
+        (guesses > 0).then(|| SpeculationConfig { draft_max: guesses, ..SpeculationConfig::default() });
+    let mut logits = vec![0.0f32; VOCABULARY * config.max_logit_rows as usize];
     let mut engine = EngineState::new(config).unwrap();
     let mut step = engine.new_step_buffer();
-    let mut logits = vec![0.0f32; VOCABULARY * (REQUESTS as usize + 16)];
     let mut noise = 1u32;
     for round in 0..2 {
         for i in 0..REQUESTS {
@@ -84,32 +116,112 @@ fn steady_decoding_of_64_requests_allocates_nothing() {
             let prompt = (0..100).map(|t| (t * 7 + i * 13 + round) % VOCABULARY as u32).collect();
             engine.submit(Request { prompt, sampling, ..Request::default() }, 0).unwrap();
         }
-        let (mut n_steady, mut n_tokens) = (0, 0u64);
+        let (mut n_steps, mut n_steady, mut n_tokens) = (0u32, 0, 0u64);
         loop {
             let before = allocations();
             let Some(plan) = engine.plan(0, &mut step) else { break };
             let mut during = allocations() - before;
-            let is_steady = plan.n_rows == REQUESTS && plan.n_decode_tokens == REQUESTS;
-            let used = plan.n_logit_rows as usize * VOCABULARY;
-            for logit in &mut logits[..used] {
-                noise = noise.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                *logit = (noise >> 8) as f32 / (1 << 21) as f32;
+            let is_steady = engine.metrics().running == u64::from(REQUESTS) && plan.n_decode_tokens == plan.n_tokens;
+            let before = allocations();
+            if round == 1 {
+                assert!(engine.plan_ahead() || guesses > 0);
+            }
+            during += allocations() - before;
+            let used = [plan.n_logit_rows, plan.verify.unwrap_or(0)].map(|n| n as usize * VOCABULARY);
+            // Random rows, and stretches in which every row prefers the same token, which is then guessed.
+            let is_repeating = n_steps % 16 > 8;
+            for row in logits[..used[0].max(used[1])].chunks_exact_mut(VOCABULARY) {
+                for logit in &mut *row {
+                    noise = noise.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                    *logit = (noise >> 8) as f32 / (1 << 21) as f32;
+                }
+                row[9] += if is_repeating { 50.0 } else { 0.0 };
             }
             let mut has_ended = false;
+            let rows = Logits { forward: &logits[..used[0]], verify: &logits[..used[1]] };
             let before = allocations();
-            engine.advance(0, plan, &logits[..used], &mut |_, event| match event {
+            engine.advance(n_steps.into(), plan, rows, &mut |_, event| match event {
                 Event::Token { .. } => n_tokens += 1,
                 Event::Finished { .. } | Event::Failed { .. } => has_ended = true,
                 Event::Started { .. } => {}
             });
+            engine.replay_step();
+            engine.replayed(n_steps.into());
             during += allocations() - before;
+            n_steps += 1;
             if is_steady && !has_ended {
                 assert_eq!(during, 0, "round {round}, steady step {n_steady}");
                 n_steady += 1;
             }
         }
-        assert!(n_steady > 300, "round {round}: {n_steady} steady steps");
+        assert!(n_steady > if guesses > 0 { 100 } else { 300 }, "round {round}: {n_steady} steady steps");
         assert_eq!(n_tokens, 330 * u64::from(REQUESTS));
         engine.check_conservation().unwrap();
     }
+    engine.metrics().accepted.iter().sum()
+}
+
+/// Every third token, another third after each.
+#[derive(Debug)]
+struct Thirds(u32);
+
+impl Constraint for Thirds {
+    fn mask(&mut self, mask: &mut TokenMask) -> Result<(), ConstraintError> {
+        (0..mask.vocab_size()).filter(|id| (id + self.0).is_multiple_of(3)).for_each(|id| mask.allow(id));
+        Ok(())
+    }
+    fn accept(&mut self, id: u32) -> Result<(), ConstraintError> {
+        assert!((id + self.0).is_multiple_of(3));
+        self.0 += 1;
+        Ok(())
+    }
+    fn roll_back(&mut self, n: usize) -> Result<(), ConstraintError> {
+        self.0 -= n as u32;
+        Ok(())
+    }
+    fn count_allowed(&mut self, ids: &[u32]) -> Result<usize, ConstraintError> {
+        Ok((self.0..).zip(ids).take_while(|(n, id)| (*id + n).is_multiple_of(3)).count())
+    }
+    fn is_complete(&self) -> bool {
+        false
+    }
+    fn fresh(&self) -> Box<dyn Constraint> {
+        Box::new(Thirds(0))
+    }
+}
+
+#[test]
+fn masks_are_reserved_when_a_request_is_submitted() {
+    const REQUESTS: u32 = 8;
+    const VOCABULARY: usize = 1000;
+    let mut engine = EngineState::new(EngineConfig::paged(448, 16, 64 * 28 + 1, VOCABULARY as u32)).unwrap();
+    let mut step = engine.new_step_buffer();
+    for seed in 0..u64::from(REQUESTS) {
+        let sampling = SamplingParams { max_tokens: 200, seed, ..SamplingParams::default() };
+        let constraint: Option<Box<dyn Constraint>> = Some(Box::new(Thirds(0)));
+        engine.submit(Request { prompt: vec![1; 100], sampling, constraint, ..Request::default() }, 0).unwrap();
+    }
+    let logits = vec![0.5f32; VOCABULARY * REQUESTS as usize];
+    let mut jobs: Vec<MaskJob> = Vec::with_capacity(REQUESTS as usize);
+    let (mut n_steady, mut n_tokens) = (0, 0u32);
+    loop {
+        let before = allocations();
+        let Some(plan) = engine.plan(0, &mut step) else { break };
+        engine.lend_masks(&mut |job| jobs.push(job));
+        jobs.iter_mut().for_each(MaskJob::run);
+        jobs.drain(..).for_each(|job| engine.return_masks(job));
+        let is_steady = plan.n_decode_tokens == REQUESTS;
+        let used = plan.n_logit_rows as usize * VOCABULARY;
+        let mut has_ended = false;
+        engine.advance(0, plan, &logits[..used], &mut |_, event| match event {
+            Event::Token { .. } => n_tokens += 1,
+            Event::Finished { .. } | Event::Failed { .. } => has_ended = true,
+            Event::Started { .. } => {}
+        });
+        if is_steady && !has_ended {
+            assert_eq!(allocations() - before, 0, "steady step {n_steady}");
+            n_steady += 1;
+        }
+    }
+    assert!(n_steady > 190 && n_tokens == 200 * REQUESTS, "{n_steady} steady steps, {n_tokens} tokens");
 }

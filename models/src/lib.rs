@@ -2,6 +2,7 @@
 #![deny(missing_docs)]
 
 pub mod config;
+pub mod draft_model;
 pub mod dummy;
 pub mod eagle3;
 pub mod graph;

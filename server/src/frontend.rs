@@ -49,7 +49,7 @@ pub struct ChatInput {
 }
 
 /// What the caller wants of tools.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ToolChoice {
     /// The model decides.
     #[default]
@@ -58,6 +58,8 @@ pub enum ToolChoice {
     None,
     /// At least one call.
     Required,
+    /// One call of this tool, which is among those given.
+    Named(String),
 }
 
 /// The form of the answer.
@@ -72,7 +74,7 @@ pub enum AnswerForm {
     Schema(Value),
 }
 
-/// What some chat formats have words for. The model is told; nothing constrains decoding.
+/// What some chat formats have words for. The model is told, as it was trained to be; a grammar enforces it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ChatSettings {
     /// Whether to call tools. Anything but `Auto` only if there are tools.
@@ -182,6 +184,41 @@ pub struct Parsers {
     pub reasoning: bool,
 }
 
+/// How tool calls are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CallMarkup {
+    /// Not recognised.
+    #[default]
+    None,
+    /// `<tool_call>{"name": …, "arguments": …}</tool_call>`.
+    Hermes,
+    /// Kimi K2's sections of special tokens.
+    Sections,
+    /// Kimi K3's channels.
+    Xtml,
+}
+
+/// How thinking is told from the answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ThoughtMarkup {
+    /// It is not.
+    #[default]
+    None,
+    /// `<think>` and `</think>`.
+    Tags,
+    /// Kimi K3's channels.
+    Xtml,
+}
+
+/// The markup that an answer may have, for grammars.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AnswerMarkup {
+    /// Of tool calls.
+    pub calls: CallMarkup,
+    /// Of thinking.
+    pub thoughts: ThoughtMarkup,
+}
+
 /// Text rules of the served model. All calls are thread-safe and take time proportional to their input.
 pub trait TextFrontend: Send + Sync {
     /// Encode raw text. `add_special`: add BOS and the like as the tokenizer's own rules say. Special tokens spelt out in
@@ -200,6 +237,11 @@ pub trait TextFrontend: Send + Sync {
     /// The token is special, so hidden by default.
     fn is_special(&self, id: u32) -> bool;
 
+    /// The token stands for markup and not for text, hidden or not: text under a grammar never contains it.
+    fn is_markup(&self, id: u32) -> bool {
+        self.is_special(id)
+    }
+
     /// Start turning the answer to `prompt` into text (its last ids matter to the first characters).
     fn open(&self, prompt: &[u32], options: OutputOptions) -> Result<Box<dyn OutputStream>, FrontendError>;
 
@@ -217,6 +259,11 @@ pub trait TextFrontend: Send + Sync {
 
     /// Parsers in force.
     fn parsers(&self) -> Parsers;
+
+    /// What the parsers read.
+    fn answer_markup(&self) -> AnswerMarkup {
+        AnswerMarkup::default()
+    }
 
     /// The chat format has words for [`ChatSettings`], and for tools in system messages.
     fn has_setting_words(&self) -> bool {

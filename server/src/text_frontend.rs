@@ -19,8 +19,8 @@ use parsers::{Calls, Choice, Thoughts};
 use crate::{
     cli::engine_options::{ReasoningParser, ToolCallParser},
     frontend::{
-        ChatInput, EncodedPrompt, FrontendError, OutputOptions, OutputStream, Parsers, Piece, TextFrontend,
-        ToolCallDelta,
+        AnswerMarkup, CallMarkup, ChatInput, EncodedPrompt, FrontendError, OutputOptions, OutputStream, Parsers, Piece,
+        TextFrontend, ThoughtMarkup, ToolCallDelta,
     },
     generation::ids::unique_id,
 };
@@ -132,6 +132,11 @@ impl TextFrontend for ModelFrontend {
         self.tokenizer.is_special(id)
     }
 
+    fn is_markup(&self, id: u32) -> bool {
+        // Kimi K3's channel marks and Qwen's tool-call tags are added tokens that stay visible.
+        self.tokenizer.is_special(id) || self.tokenizer.vocabulary().is_added(id)
+    }
+
     fn open(&self, prompt: &[u32], options: OutputOptions) -> Result<Box<dyn OutputStream>, FrontendError> {
         let parse = options.parse;
         let Choice { calls, thoughts } = self.choice;
@@ -192,6 +197,22 @@ impl TextFrontend for ModelFrontend {
 
     fn parsers(&self) -> Parsers {
         Parsers { tools: self.choice.calls.is_some(), reasoning: self.choice.thoughts.is_some() }
+    }
+
+    fn answer_markup(&self) -> AnswerMarkup {
+        AnswerMarkup {
+            calls: match self.choice.calls {
+                None => CallMarkup::None,
+                Some(Calls::Hermes) => CallMarkup::Hermes,
+                Some(Calls::Sections) => CallMarkup::Sections,
+                Some(Calls::Xtml) => CallMarkup::Xtml,
+            },
+            thoughts: match self.choice.thoughts {
+                None => ThoughtMarkup::None,
+                Some(Thoughts::Tags) => ThoughtMarkup::Tags,
+                Some(Thoughts::Xtml) => ThoughtMarkup::Xtml,
+            },
+        }
     }
 
     fn has_setting_words(&self) -> bool {

@@ -45,6 +45,11 @@ fn wrong_usage_is_exit_code_2() {
         &["run", "m", "--prompt", "x", "--system", "s"],
         &["serve", "m", "--api-key", " "],
         &["bench", "serve", "--url", "https://x"],
+        &["bench", "agentic"],
+        &["bench", "agentic", "m", "--url", "http://127.0.0.1:1"],
+        &["bench", "agentic", "m", "--turns", "3-2"],
+        &["bench", "agentic", "--url", "https://x"],
+        &["bench", "agentic", "--conversations", "no-such-file", "m"],
         &["nonsense"],
     ] {
         let output = tokenspeed(arguments);

@@ -7,7 +7,7 @@ does not depend on the machine that runs this.
 {"cases": [{
   "op", "name",
   "attrs_i", "attrs_f": the op's attributes, trailing zeros left out,
-  "step": {"rows": [{"table_row", "computed", "query_start", "query_len"}], "tokens": [{"id", "position", "row"}],
+  "step": {"rows": [{"table_row", "computed", "query_start", "query_len", "branch_offset" (0 if left out)}], "tokens": [{"id", "position", "row"}],
            "logit_rows": [token index], "deltas": [{"component", "table_row", "index", "block"}]},
   "operands": [{"name", "dtype", "dims", "data"}]: the inputs in catalogue order, state before the op,
   "outputs": [{"index", "name", "dtype", "dims", "data"}]: operands after the op, "index" in catalogue order. An index
@@ -315,6 +315,72 @@ for component, heads, width, block_tokens, back, dtype, rows in [
     operands = [operand("cache", cache, dtype), operand("table", table, "u32")]
     name = f"rows {rows}, pages of {block_tokens}, {back} back"
     case("kv_read", name, step_, operands, [result(2, "y", y)], [component, back])
+
+
+# ---- branches: tokens of a row from `computed` on lie `offset` cache rows further behind ----
+def branches(rows, block_tokens, table_rows, blocks_per_row, n_blocks):
+    """`rows` are (table_row, computed, query_len, offset); the step, the table, and the place of a row's position."""
+    step_ = step([row[:3] for row in rows])
+    for made, (_, _, _, offset) in zip(step_["rows"], rows, strict=True):
+        made["branch_offset"] = offset
+    needed = {}
+    for table_row, computed, query_len, offset in rows:
+        needed[table_row] = max(needed.get(table_row, 0), computed + query_len + offset)
+    table = pages([(table_row, 0, n) for table_row, n in needed.items()], block_tokens, table_rows, blocks_per_row, n_blocks)
+
+    def place(row, position):
+        table_row, computed, _, offset = rows[row]
+        at = position + (offset if position >= computed else 0)
+        return table[table_row, at // block_tokens], at % block_tokens
+
+    return step_, table, place
+
+
+TREE = [(0, 5, 3, 0), (0, 5, 4, 3), (1, 2, 2, 0), (0, 5, 2, 7)]
+step_, table, place = branches(TREE, 4, 3, 4, 12)
+x, cache = values(len(step_["tokens"]), 2, 3), values(12, 4, 2, 3)
+after = cache.copy()
+for t, token in enumerate(step_["tokens"]):
+    after[place(token["row"], token["position"])] = x[t]
+operands = [operand("x", x), operand("cache", cache), operand("table", table, "u32")]
+case("kv_write", "branches", step_, operands, [result(1, "cache", after)], [0])
+
+y = np.zeros((len(step_["tokens"]), 2, 3))
+for t, token in enumerate(step_["tokens"]):
+    if token["position"] >= 1:
+        y[t] = cache[place(token["row"], token["position"] - 1)]
+operands = [operand("cache", cache), operand("table", table, "u32")]
+case("kv_read", "branches, 1 back", step_, operands, [result(2, "y", y)], [0, 1])
+
+step_, table, place = branches(TREE, 3, 3, 5, 16)
+k, v = np.full((16, 3, 2, 4), 1024.0), np.full((16, 3, 2, 4), 4096.0)
+for row, (_, computed, query_len, _) in enumerate(TREE):
+    for p in range(computed + query_len):
+        k[place(row, p)], v[place(row, p)] = values(2, 4), values(2, 4)
+q = values(len(step_["tokens"]), 4, 4)
+y = np.zeros((len(step_["tokens"]), 4, 4))
+for t, token in enumerate(step_["tokens"]):
+    where = [place(token["row"], p) for p in range(token["position"] + 1)]
+    for h in range(4):
+        weights = [math.exp(0.5 * dot(q[t, h], k[at][h // 2])) for at in where]
+        total = math.fsum(weights)
+        y[t, h] = [dot(weights, [v[at][h // 2, d] for at in where]) / total for d in range(4)]
+operands = [operand("q", q), operand("k", k), operand("v", v), operand("table", table, "u32")]
+case("paged_attention", "branches", step_, operands, [result(4, "y", y)], [0, 0], [0.5])
+
+# ---- kv_move: cache row p + offset to cache row p, for each token at p, in order ----
+for name, rows, block_tokens, dtype in [
+    ("one branch", [(0, 5, 3, 3)], 4, "f32"),
+    ("nearer than it is long, and a row without an offset", [(1, 2, 5, 2), (0, 3, 2, 0), (2, 0, 3, 4)], 3, "bf16"),
+]:
+    step_, table, place = branches(rows, block_tokens, 3, 4, 12)
+    cache = values(12, block_tokens, 2, 3, top=127)
+    after = cache.copy()
+    for row, (table_row, computed, query_len, _) in enumerate(rows):
+        for p in range(computed, computed + query_len):
+            after[table[table_row, p // block_tokens], p % block_tokens] = after[place(row, p)]
+    operands = [operand("cache", cache, dtype), operand("table", table, "u32")]
+    case("kv_move", name, step_, operands, [result(0, "cache", after, dtype)], [0])
 
 sys.stdout.write('{"cases":[\n')
 sys.stdout.write(",\n".join(json.dumps(c, separators=(",", ":"), allow_nan=False) for c in cases))

@@ -4,6 +4,7 @@
 //! (no unit tests, one more language) and clap (five subcommands with one flag each do not need it).
 #![forbid(unsafe_code)]
 
+mod bench_scheduler;
 mod command;
 mod demo;
 mod header;
@@ -27,6 +28,8 @@ const USAGE: &str = "usage: cargo xtask <task>
   sim [--seeds N] [--minutes M] [--from SEED] [--jobs J]
                     simulate the engine on a device that verifies what it is given
   demo              build, fetch a small model, serve it, ask it one question
+  bench-scheduler [options]
+                    race the scheduler against the public C++ one; benches/vs_cpp_scheduler says how
   header [--check]  write (or compare) what is generated: the C header and docs/ops.md
   kernels [--verify]
                     compile the backends' device kernels, without a device; --verify: twice, and compare
@@ -41,6 +44,7 @@ fn main() -> ExitCode {
         ["test"] => test::run(false),
         ["test", "--long"] => test::run(true),
         ["sim", options @ ..] => sim::run(options),
+        ["bench-scheduler", options @ ..] => bench_scheduler::run(options),
         ["demo"] => demo::run(),
         ["header"] => header::run(false).and_then(|()| ops_document::run(false)),
         ["header", "--check"] => header::run(true).and_then(|()| ops_document::run(true)),

@@ -168,6 +168,11 @@ impl Device {
         self.inner.info.host_mapped
     }
 
+    /// Whether rows of a step may be branches of one request.
+    pub fn branch_rows(&self) -> bool {
+        self.inner.info.branch_rows
+    }
+
     /// Preferred tokens per page.
     pub fn page_tokens(&self) -> Option<u32> {
         self.inner.info.page_tokens

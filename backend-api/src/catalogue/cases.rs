@@ -187,17 +187,21 @@ impl Gen {
     /// A block table in shuffled order with room for every request of `step`, and the number of blocks. Entries past a
     /// request's end name block 0, the scratch block.
     pub fn table(&mut self, step: &StepData, block_tokens: u64) -> (Vec<Vec<u32>>, u64) {
-        let need = |r: &crate::abi::ts_step_row| u64::from(r.computed + r.query_len).div_ceil(block_tokens);
-        let width = step.rows.iter().map(need).max().unwrap_or(1) + 1;
         let height = step.rows.iter().map(|r| r.table_row).max().unwrap_or(0) + 1;
-        let total: u64 = step.rows.iter().map(need).sum();
+        let mut needs = vec![0; height as usize];
+        for row in &step.rows {
+            let need = &mut needs[row.table_row as usize];
+            *need = u64::from(row.cache_rows()).div_ceil(block_tokens).max(*need);
+        }
+        let width = needs.iter().max().unwrap_or(&1) + 1;
+        let total: u64 = needs.iter().sum();
         let mut free: Vec<u32> = (1..=total as u32).collect();
         for i in (1..free.len()).rev() {
             free.swap(i, self.below(i as u64 + 1) as usize);
         }
         let mut table = vec![vec![0; width as usize]; height as usize];
-        for row in &step.rows {
-            for slot in &mut table[row.table_row as usize][..need(row) as usize] {
+        for (row, need) in table.iter_mut().zip(needs) {
+            for slot in &mut row[..need as usize] {
                 *slot = free.pop().expect("one block per need");
             }
         }

@@ -9,8 +9,8 @@ use crate::{dtype::DType, graph::Vary, op::OpKind};
 pub(super) const ENTRY: Entry = Entry {
     kind: OpKind::KdaRecord,
     version: 1,
-    doc: "Token i of a request in this step: `record[state_write][i] = [q | k | v | f | b]`, converted to the record's element format. \
-          Nothing is kept for a request whose `state_write` is 0. A request has at most R tokens in such a step.",
+    doc: "Token i of a row in this step: `record[state_write][branch_offset + i] = [q | k | v | f | b]`, converted to the record's \
+          element format. Nothing is kept for a row whose `state_write` is 0. The branches of a request have at most R tokens together.",
     operands: &[
         input("q [T, C], before the convolution"),
         input("k [T, C]"),
@@ -43,7 +43,7 @@ fn reference(call: &Call<'_>, part: Part) {
     let mut values = vec![0f32; width];
     for row in &call.step.rows[part.of(call.step.rows.len())] {
         let Some(slot) = recurrent::write_slot(row) else { continue };
-        for (i, t) in recurrent::tokens(row).enumerate() {
+        for (i, t) in (row.branch_offset as usize..).zip(recurrent::tokens(row)) {
             let mut rest = &mut values[..];
             for x in &call.operands[..5] {
                 let (head, tail) = rest.split_at_mut(x.row_len());

@@ -10,7 +10,7 @@ use crate::{dtype::DType, graph::Vary, op::OpKind};
 pub(super) const ENTRY: Entry = Entry {
     kind: OpKind::KdaReplay,
     version: 1,
-    doc: "For each request, over the first `query_len` tokens of `record[state_write]` (see `kda_record`): `short_conv` of q, k, v; `l2norm` of \
+    doc: "For each request, over `query_len` tokens of `record[state_write]` from `branch_offset` on (see `kda_record`): `short_conv` of q, k, v; `l2norm` of \
           q (times `attrs.f[2]`) and k with eps `attrs.f[1]`; `kda_gate` of f·wfᵀ (`attrs.i[0]`, `attrs.f[0]` as there); beta = sigmoid(b); \
           `kda_step`. Window and S are read from slot `state_read` and written to `state_write`. The step's token values are not used.",
     operands: &[
@@ -80,10 +80,11 @@ fn reference(call: &Call<'_>, part: Part) {
         for row in call.step.rows {
             let Some(slot) = recurrent::write_slot(row) else { continue };
             let tokens = row.query_len as usize;
-            assert!(tokens as u64 <= record.tensor.dims[1], "more tokens accepted than recorded");
+            let branch = row.branch_offset as usize;
+            assert!((branch + tokens) as u64 <= record.tensor.dims[1], "more tokens accepted than recorded");
             let recorded = |token: usize, first: usize, n: usize| {
                 let mut out = vec![0f32; n];
-                recurrent::load_part(&record, slot, token * width + first, &mut out);
+                recurrent::load_part(&record, slot, (branch + token) * width + first, &mut out);
                 out
             };
             let convolved = [0, 1, 2].map(|stream| {

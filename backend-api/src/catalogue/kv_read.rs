@@ -35,15 +35,16 @@ fn check(op: &OpDesc) -> Result<(), String> {
 fn reference(call: &Call<'_>, part: Part) {
     let [cache, table, y] = call.operands[..] else { unreachable!("checked") };
     let block_tokens = cache.tensor.dims[1] as usize;
-    let back = call.attrs.i[1] as usize;
+    let back = call.attrs.i[1] as u32;
     let mut row = vec![0f32; y.row_len()];
     for t in part.of(y.rows()) {
         let token = &call.step.tokens[t];
-        let table_row = call.step.rows[token.row as usize].table_row as usize;
-        match (token.position as usize).checked_sub(back) {
+        let request = &call.step.rows[token.row as usize];
+        match token.position.checked_sub(back) {
             Some(position) => {
-                let block = table.load_u32(table_row, position / block_tokens) as usize;
-                recurrent::load_part(&cache, block, position % block_tokens * row.len(), &mut row);
+                let at = request.cache_row(position) as usize;
+                let block = table.load_u32(request.table_row as usize, at / block_tokens) as usize;
+                recurrent::load_part(&cache, block, at % block_tokens * row.len(), &mut row);
             }
             None => row.fill(0.0),
         }
@@ -59,6 +60,7 @@ fn cases(seed: u64) -> Vec<Case> {
             (16, 1, 8, 0, &[(0, 0, 5)][..]),
             (4, 3, 64, 1, &[(1, 3, 6), (0, 9, 1), (2, 0, 2)]),
             (64, 2, 20, 3, &[(2, 60, 9), (0, 0, 1), (1, 128, 1)]),
+            (4, 1, 8, 1, &[(0, 6, 3), (0, 6, 4), (1, 3, 2), (0, 6, 1)]),
         ] {
             let name = format!("{dtype} B={block_tokens} H={heads} D={dim} back={back} {spans:?}");
             let mut c = g.paged_case(OpKind::KvRead, name, spans);

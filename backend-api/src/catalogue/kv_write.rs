@@ -6,8 +6,9 @@ use crate::{dtype::DType, graph::Vary, op::OpKind};
 pub(super) const ENTRY: Entry = Entry {
     kind: OpKind::KvWrite,
     version: 1,
-    doc: "The token at position p of a request goes to block `table[table_row][p / B]`, slot `p mod B`, converted to the cache's element \
-          format (e4m3 saturates). `attrs.i[0]` = component.",
+    doc: "The token at position p of a request goes to block `table[table_row][r / B]`, slot `r mod B`, converted to the cache's element \
+          format (e4m3 saturates). r is p, and p + `branch_offset` from `computed` on, here and wherever a cache is read. `attrs.i[0]` = \
+          component.",
     operands: &[input("x [T, H, D]"), inout("cache [blocks, B, H, D]"), input("table [rows, blocks per row] u32")],
     check,
     reference,
@@ -33,11 +34,11 @@ fn reference(call: &Call<'_>, part: Part) {
     let mut row = vec![0f32; x.row_len()];
     for t in part.of(x.rows()) {
         let token = &call.step.tokens[t];
-        let table_row = call.step.rows[token.row as usize].table_row as usize;
-        let position = token.position as usize;
-        let block = table.load_u32(table_row, position / block_tokens) as usize;
+        let request = &call.step.rows[token.row as usize];
+        let at = request.cache_row(token.position) as usize;
+        let block = table.load_u32(request.table_row as usize, at / block_tokens) as usize;
         x.load_row(t, &mut row);
-        cache.store(block, position % block_tokens * row.len(), &row);
+        cache.store(block, at % block_tokens * row.len(), &row);
     }
 }
 
@@ -49,6 +50,7 @@ fn cases(seed: u64) -> Vec<Case> {
             (16, 1, 8, &[(0, 0, 5)][..]),
             (4, 3, 64, &[(1, 3, 6), (0, 9, 1)]),
             (64, 2, 20, &[(2, 60, 9), (0, 0, 1), (1, 128, 1)]),
+            (4, 1, 8, &[(0, 6, 3), (0, 6, 4), (1, 3, 2), (0, 6, 1)]),
         ] {
             let mut c =
                 g.paged_case(OpKind::KvWrite, format!("{dtype} B={block_tokens} H={heads} D={dim} {spans:?}"), spans);

@@ -49,16 +49,18 @@ fn reference(call: &Call<'_>, part: Part) {
     let mut block = vec![0f32; cache.row_len()];
     for t in part.of(q.rows()) {
         let token = &call.step.tokens[t];
-        let table_row = call.step.rows[token.row as usize].table_row as usize;
+        let request = &call.step.rows[token.row as usize];
         let last = token.position as usize;
         q.load_row(t, &mut query);
         let mut each = |visit: &mut dyn FnMut(usize, &[f32])| {
-            for index in 0..=last / block_tokens {
-                cache.load_row(table.load_u32(table_row, index) as usize, &mut block);
-                let first = index * block_tokens;
-                for (i, row) in block.chunks_exact(width).enumerate().take(last + 1 - first) {
-                    visit(first + i, row);
+            let mut loaded = usize::MAX;
+            for p in 0..=last {
+                let at = request.cache_row(p as u32) as usize;
+                if loaded != at / block_tokens {
+                    loaded = at / block_tokens;
+                    cache.load_row(table.load_u32(request.table_row as usize, loaded) as usize, &mut block);
                 }
+                visit(p, &block[at % block_tokens * width..][..width]);
             }
         };
         let mut scores = vec![0f64; (last + 1) * heads];
@@ -98,6 +100,8 @@ fn cases(seed: u64) -> Vec<Case> {
             (4, 4, 64, 16, &[(1, 3, 6), (0, 9, 1)]),
             (64, 3, 33, 7, &[(0, 0, 70), (2, 200, 1), (1, 61, 5)]),
             (16, 2, 512, 64, &[(0, 30, 4)]),
+            (4, 3, 20, 4, &[(0, 6, 3), (0, 6, 4), (1, 3, 2), (0, 6, 1)]),
+            (64, 2, 64, 16, &[(0, 1020, 3), (0, 1020, 12), (0, 1020, 1)]),
         ] {
             let name = format!("{dtype} B={block_tokens} H={h} R={r} P={p} {spans:?}");
             let mut c = g.paged_case(OpKind::MlaAttention, name, spans);

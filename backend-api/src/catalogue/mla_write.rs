@@ -44,12 +44,12 @@ fn reference(call: &Call<'_>, part: Part) {
     let mut row = vec![0f32; x.row_len()];
     for t in part.of(x.rows()) {
         let token = &call.step.tokens[t];
-        let table_row = call.step.rows[token.row as usize].table_row as usize;
-        let position = token.position as usize;
+        let request = &call.step.rows[token.row as usize];
+        let at = request.cache_row(token.position) as usize;
         x.load_row(t, &mut row);
         rmsnorm::normalise(&mut row[..weight.len()], &weight, call.attrs.f[0]);
-        let block = table.load_u32(table_row, position / block_tokens) as usize;
-        cache.store(block, position % block_tokens * row.len(), &row);
+        let block = table.load_u32(request.table_row as usize, at / block_tokens) as usize;
+        cache.store(block, at % block_tokens * row.len(), &row);
     }
 }
 

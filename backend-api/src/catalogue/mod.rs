@@ -28,6 +28,7 @@ mod kda_record;
 mod kda_replay;
 mod kda_step;
 mod kda_verify;
+mod kv_move;
 mod kv_read;
 mod kv_write;
 mod l2norm;
@@ -184,6 +185,7 @@ pub static CATALOGUE: [Entry; OpKind::ALL.len()] = [
     paged_attention::ENTRY,
     row_gather::ENTRY,
     kv_read::ENTRY,
+    kv_move::ENTRY,
     slice::ENTRY,
     concat::ENTRY,
     sigmoid::ENTRY,

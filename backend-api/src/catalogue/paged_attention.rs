@@ -56,20 +56,23 @@ fn reference(call: &Call<'_>, part: Part) {
     let mut totals = vec![0f64; heads];
     for t in part.of(q.rows()) {
         let token = &call.step.tokens[t];
-        let table_row = call.step.rows[token.row as usize].table_row as usize;
+        let request = &call.step.rows[token.row as usize];
         let position = token.position as usize;
         let first = if window == 0 { 0 } else { (position + 1).saturating_sub(window) };
         q.load_row(t, &mut query);
         scores.clear();
         scores.resize((position + 1 - first) * heads, 0f64);
         let mut each = |view: &crate::tensor::View, visit: &mut dyn FnMut(usize, &[f32])| {
-            for index in first / block_tokens..=position / block_tokens {
-                let width = view.row_len() / block_tokens;
-                view.load_row(table.load_u32(table_row, index) as usize, &mut block[..width * block_tokens]);
-                let start = index * block_tokens;
-                for p in start.max(first)..=position.min(start + block_tokens - 1) {
-                    visit(p, &block[(p - start) * width..][..width]);
+            let width = view.row_len() / block_tokens;
+            let mut loaded = usize::MAX;
+            for p in first..=position {
+                let at = request.cache_row(p as u32) as usize;
+                if loaded != at / block_tokens {
+                    loaded = at / block_tokens;
+                    let page = table.load_u32(request.table_row as usize, loaded) as usize;
+                    view.load_row(page, &mut block[..width * block_tokens]);
                 }
+                visit(p, &block[at % block_tokens * width..][..width]);
             }
         };
         let mut maxima = vec![f64::NEG_INFINITY; heads];
@@ -116,6 +119,8 @@ fn cases(seed: u64) -> Vec<Case> {
             (64, 9, 3, 64, 0, &[(0, 0, 70), (2, 200, 1), (1, 61, 5)]),
             (16, 4, 4, 20, 7, &[(0, 0, 20), (1, 40, 3)]),
             (32, 8, 1, 128, 0, &[(0, 30, 4)]),
+            (4, 6, 2, 20, 0, &[(0, 6, 3), (0, 6, 4), (1, 3, 2), (0, 6, 1)]),
+            (64, 4, 2, 64, 9, &[(0, 126, 3), (0, 126, 12), (1, 0, 5), (0, 126, 1)]),
         ] {
             let name = format!("{dtype} B={block_tokens} Hq={heads} Hkv={kv_heads} D={dim} window={window} {spans:?}");
             let mut c = g.paged_case(OpKind::PagedAttention, name, spans);

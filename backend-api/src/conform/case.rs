@@ -75,6 +75,9 @@ pub(super) fn run(
     case: &Case,
     timing_runs: u32,
 ) -> Result<Outcome, BackendError> {
+    if case.step.rows.iter().any(|row| row.branch_offset > 0) && !session.device.branch_rows() {
+        return Ok(Outcome::Refused("the device does not claim branch_rows".into()));
+    }
     let placed = place(case, session.device.alignment());
     let operands: Vec<_> = placed.tensors.iter().map(|t| t.to_abi()).collect();
     let mut op = OpRecord::new(case.kind, operands, case.attrs, case.name.clone());
@@ -196,11 +199,11 @@ fn alone(
     Ok(None)
 }
 
-/// What can stand alone: a token with what is cached before it, or a whole request where a token's result comes from the
-/// step's earlier tokens through a state.
+/// What can stand alone: a token with what is cached before it, or a whole row where a token's result comes from the
+/// step's earlier tokens through a state, or where these lie on a branch.
 fn units(case: &Case) -> Vec<(crate::abi::ts_step_row, std::ops::Range<usize>)> {
     let recurrent = [OpKind::ShortConv, OpKind::KdaStep, OpKind::KdaVerify, OpKind::KdaChunk];
-    if recurrent.contains(&case.kind) {
+    if recurrent.contains(&case.kind) || case.step.rows.iter().any(|row| row.branch_offset > 0) {
         let tokens = |r: &crate::abi::ts_step_row| r.query_start as usize..(r.query_start + r.query_len) as usize;
         return case.step.rows.iter().map(|r| (*r, tokens(r))).collect();
     }

@@ -39,6 +39,8 @@ pub struct DeviceInfo {
     pub host_mapped: bool,
     /// At most one such device per process.
     pub exclusive: bool,
+    /// Ops over paged caches honour [`ts_step_row::branch_offset`](crate::abi::ts_step_row::branch_offset).
+    pub branch_rows: bool,
 }
 
 /// A backend: a kind of device.

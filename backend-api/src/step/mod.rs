@@ -24,10 +24,22 @@ macro_rules! debug_plain {
     )*};
 }
 debug_plain! {
-    ts_step_row { table_row, computed, query_start, query_len, state_read, state_write, state_tokens }
+    ts_step_row { table_row, computed, query_start, query_len, state_read, state_write, state_tokens, branch_offset }
     ts_step_token { id, position, row }
     ts_table_delta { component, table_row, index, block }
     ts_sample { temperature, top_p, min_p, top_k, seed, position, sample_index }
+}
+
+impl ts_step_row {
+    /// Row of the request's cache that holds the token at `position`.
+    pub fn cache_row(&self, position: u32) -> u32 {
+        if position < self.computed { position } else { position + self.branch_offset }
+    }
+
+    /// Cache rows it needs.
+    pub fn cache_rows(&self) -> u32 {
+        self.computed + self.branch_offset + self.query_len
+    }
 }
 
 /// A parameter block being built, for tests and conformance.
@@ -76,15 +88,17 @@ impl std::ops::DerefMut for AlignedBytes {
 
 impl StepData {
     /// One row per entry of `spans`: (table row, tokens already computed, token ids of this step). Wants the logits of
-    /// each row's last token.
+    /// each row's last token. Entries of one table row are branches, one behind the other in the cache.
     pub fn from_spans(spans: &[(u32, u32, &[i32])]) -> Self {
         let mut step = Self { sequence: 1, ..Self::default() };
         for (row, (table_row, computed, ids)) in spans.iter().enumerate() {
+            let before = spans[..row].iter().filter(|(other, ..)| other == table_row);
             step.rows.push(ts_step_row {
                 table_row: *table_row,
                 computed: *computed,
                 query_start: step.tokens.len() as u32,
                 query_len: ids.len() as u32,
+                branch_offset: before.map(|(_, _, ids)| ids.len() as u32).sum(),
                 ..Default::default()
             });
             for (i, id) in ids.iter().enumerate() {

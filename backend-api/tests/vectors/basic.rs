@@ -55,6 +55,8 @@ fn seed_bug(case: &mut Case) {
         OpKind::PagedAttention => case.step.tokens.iter_mut().for_each(|t| t.position = t.position.saturating_sub(1)),
         // Its own row instead of an earlier one, and the other way round.
         OpKind::KvRead => case.attrs.i[1] = i64::from(case.attrs.i[1] == 0),
+        // One row beside the branch.
+        OpKind::KvMove => case.step.rows.iter_mut().for_each(|r| r.branch_offset += 1),
         OpKind::RowGather => case.step.logit_rows.iter_mut().for_each(|r| *r = r.saturating_sub(1)),
         other => unreachable!("{other} is not one of this file's"),
     }

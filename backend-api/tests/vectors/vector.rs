@@ -102,7 +102,7 @@ fn step(v: &Value) -> StepData {
         state_read: field(r, "state_read"),
         state_write: field(r, "state_write"),
         state_tokens: field(r, "computed"),
-        reserved: 0,
+        branch_offset: field(r, "branch_offset"),
     };
     let token = |t: &Value| ts_step_token {
         id: field(t, "id").cast_signed(),

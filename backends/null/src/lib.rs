@@ -63,6 +63,7 @@ impl BackendImpl for Null {
             page_tokens: None,
             host_mapped: true,
             exclusive: false,
+            branch_rows: true,
         })
     }
 

@@ -64,6 +64,7 @@ impl BackendImpl for ReferenceCpu {
             page_tokens: Some(64),
             host_mapped: true,
             exclusive: false,
+            branch_rows: true,
         })
     }
 

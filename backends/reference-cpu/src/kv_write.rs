@@ -28,18 +28,52 @@ pub struct Pages {
     pub blocks_per_row: usize,
 }
 
+/// The cache rows of one row of a step, by position: those from `computed` on may be a branch's, further behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Track {
+    /// Row of the block table.
+    pub table_row: usize,
+    /// Positions before the step.
+    pub computed: usize,
+    /// How much further the rows of later positions lie.
+    pub branch_offset: usize,
+}
+
+impl From<&ts_step_row> for Track {
+    fn from(row: &ts_step_row) -> Self {
+        let [table_row, computed, branch_offset] =
+            [row.table_row, row.computed, row.branch_offset].map(|value| value as usize);
+        Self { table_row, computed, branch_offset }
+    }
+}
+
+impl Track {
+    /// Cache row of `position`.
+    #[inline(always)]
+    pub fn place(&self, position: usize) -> usize {
+        if position < self.computed { position } else { position + self.branch_offset }
+    }
+
+    /// The first position after `position` that need not lie in the next cache row.
+    #[inline(always)]
+    pub fn turn(&self, position: usize) -> usize {
+        if position < self.computed && self.branch_offset > 0 { self.computed } else { usize::MAX }
+    }
+}
+
 impl Pages {
-    /// Where the row of `position` in the sequence of `table_row` starts.
+    /// Where the row of `position` starts.
     ///
     /// # Safety
-    /// The table has that row and covers the position, with an entry below `blocks`.
+    /// The table covers the track's rows, with entries below `blocks`.
     #[inline(always)]
-    pub unsafe fn row(&self, table_row: usize, position: usize) -> *mut u8 {
+    pub unsafe fn row(&self, track: Track, position: usize) -> *mut u8 {
+        let place = track.place(position);
         // SAFETY: the caller's promise.
         unsafe {
-            let block = *self.table.add(table_row * self.blocks_per_row + position / self.block_tokens) as usize;
+            let block = *self.table.add(track.table_row * self.blocks_per_row + place / self.block_tokens) as usize;
             debug_assert!(block < self.blocks);
-            let row = block * self.block_tokens + position % self.block_tokens;
+            let row = block * self.block_tokens + place % self.block_tokens;
             self.data.add(row * self.width * self.dtype.block_bytes())
         }
     }
@@ -49,15 +83,15 @@ impl Pages {
 ///
 /// # Safety
 /// `pages` describes live memory whose table covers every token's position; `x` holds a row per token; no two tokens
-/// of the step share a position of a sequence.
+/// of the step share a cache row.
 pub unsafe fn kv_write(part: Part, x: *const f32, tokens: &[ts_step_token], rows: &[ts_step_row], pages: Pages) {
     debug_assert!(is_float(pages.dtype));
     for t in part.of(tokens.len()) {
         let token = tokens[t];
-        let table_row = rows[token.row as usize].table_row as usize;
+        let track = Track::from(&rows[token.row as usize]);
         // SAFETY: the caller's promise covers the page row and row t of x.
         unsafe {
-            let (from, to) = (x.add(t * pages.width), pages.row(table_row, token.position as usize));
+            let (from, to) = (x.add(t * pages.width), pages.row(track, token.position as usize));
             if pages.dtype == DType::F32 {
                 std::ptr::copy_nonoverlapping(from.cast::<u8>(), to, 4 * pages.width);
             } else {

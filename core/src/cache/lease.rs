@@ -127,6 +127,11 @@ impl Lease {
         }
     }
 
+    /// The slots that [`Lease::next_renumbered`] will report.
+    pub fn renumbered(&self) -> &[u32] {
+        &self.renumbered
+    }
+
     /// A slot whose page changed since the device was told; each is reported once.
     pub fn next_renumbered(&mut self) -> Option<u32> {
         self.renumbered.pop()

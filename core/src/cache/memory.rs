@@ -2,6 +2,7 @@
 
 use super::{
     component::{PagedRows, Resume, StateSnapshots, joint_match},
+    copies::Copies,
     index::{Evicted, NodeId, PrefixIndex},
     lease::Lease,
     pool::{Handle, Page, Pool, StateSlot, TableRow},
@@ -23,6 +24,10 @@ pub struct MemorySize {
     pub prefix_cache: bool,
     /// Keys the prefix hash.
     pub secret: [u64; 2],
+    /// Block events kept; 0 = none are made.
+    pub events: u32,
+    /// Pages and states kept in host memory; 0 pages = no host tier.
+    pub host: (u32, u32),
 }
 
 /// The pools and the prefix index.
@@ -35,6 +40,10 @@ pub struct Memory {
     pub(super) reuses_prefixes: bool,
     /// Grows whenever something became available; lets a blocked admission wait for a change.
     pub(super) releases: u64,
+    /// By page: whether all its rows in the draft's component are written.
+    drafted: Vec<bool>,
+    /// Between the device and host memory.
+    pub(super) copies: Copies,
     /// The reusable pages.
     pub index: PrefixIndex,
 }
@@ -49,7 +58,9 @@ impl Memory {
             states: size.states.map(|n| Pool::new(u32::from(!seeded!(ScratchSlotIsHandedOut)), n.max(1))),
             reuses_prefixes: size.prefix_cache,
             releases: 0,
-            index: PrefixIndex::new(size.secret, size.page_tokens, size.pages),
+            drafted: vec![false; size.pages.max(1) as usize],
+            copies: Copies::new(size.host.0 > 0),
+            index: PrefixIndex::new(size.secret, size.page_tokens, size.pages, size.host, size.events),
         }
     }
 
@@ -65,11 +76,26 @@ impl Memory {
 
     /// A page for writing: a free one, else the one cached and unused for longest.
     pub fn take_page(&mut self) -> Option<Handle<Page>> {
-        if let Some(page) = self.pages.take() {
-            return Some(page);
-        }
-        let evicted = self.index.evict()?;
-        Some(self.without_snapshot(evicted))
+        let page = match self.pages.take() {
+            Some(page) => page,
+            None => {
+                let evicted = self.index.evict()?;
+                self.without_snapshot(evicted)
+            }
+        };
+        self.drafted[page.index() as usize] = false;
+        Some(page)
+    }
+
+    /// All rows of a page are written in the draft's component. They depend on the page's tokens and those before, as all
+    /// its rows do, so this holds for everybody who finds the page, until it is taken for writing again.
+    pub fn mark_drafted(&mut self, page: u32) {
+        self.drafted[page as usize] = true;
+    }
+
+    /// Whether a draft model can go on behind this page without computing it.
+    pub fn is_drafted(&self, page: u32) -> bool {
+        self.drafted[page as usize]
     }
 
     /// The page of what left the index; a state that went with it becomes free.
@@ -109,10 +135,17 @@ impl Memory {
         self.pages.n_free() + self.index.n_unpinned()
     }
 
-    /// The same, once `path` is in use.
+    /// Pages that can still be had once `path` is in use.
     pub fn n_available_beside(&self, path: &[NodeId]) -> u32 {
-        let claimed = path.iter().filter(|&&node| self.index.is_unpinned(node)).count();
-        self.n_available() - claimed as u32
+        self.n_available() - path.iter().filter(|&&node| self.index.is_unpinned(node)).count() as u32
+    }
+
+    /// Whether `n` pages can still be had once `path` is in use.
+    pub fn has_available_beside(&self, path: &[NodeId], n: u32) -> bool {
+        let available = self.n_available();
+        // Usually there are enough even if nobody uses any of the path now: then nothing has to be counted.
+        n.saturating_add(path.len() as u32) <= available
+            || n.saturating_add(path.iter().filter(|&&node| self.index.is_unpinned(node)).count() as u32) <= available
     }
 
     /// True if a row, and a state slot where the model needs one, can be had.
@@ -142,16 +175,19 @@ impl Memory {
         self.releases
     }
 
-    /// Free every page that is cached and not in use; returns how many.
+    /// Free every page that is cached and not in use, in both tiers; returns how many of the device. No copy may be under
+    /// way.
     pub fn flush(&mut self) -> u32 {
-        let mut n = 0;
-        while let Some(evicted) = self.index.evict() {
-            let page = self.without_snapshot(evicted);
-            self.pages.give(page);
-            n += 1;
-        }
+        let free = self.pages.n_free();
+        let Self { index, pages, states, .. } = self;
+        index.clear(|evicted| {
+            pages.give(evicted.page);
+            if let (Some(slot), Some(states)) = (evicted.snapshot, states.as_mut()) {
+                states.give(slot);
+            }
+        });
         self.releases += 1;
-        n
+        self.pages.n_free() - free
     }
 
     /// (used by requests or the cache, only cached, all) pages.
@@ -168,12 +204,15 @@ impl Memory {
 
     /// Check that free + held by `leases` + cached is everything, each once, and that all counts are right. O(pool).
     pub fn check<'a>(&self, leases: impl Iterator<Item = &'a Lease> + Clone) -> Result<(), String> {
-        let own = leases.clone().flat_map(Lease::own_pages);
+        let own = leases.clone().flat_map(Lease::own_pages).chain(self.copies.pages());
         self.pages.check(own.chain(self.index.pages()))?;
         self.rows.check(leases.clone().map(Lease::row))?;
         if let Some(states) = &self.states {
-            states.check(leases.clone().flat_map(Lease::states).chain(self.index.snapshot_slots()))?;
+            let held = leases.clone().flat_map(Lease::states).chain(self.copies.states());
+            states.check(held.chain(self.index.snapshot_slots()))?;
         }
-        self.index.check(leases.clone().flat_map(Lease::pinned_nodes), leases.filter_map(Lease::read_snapshot))
+        self.index.check_host(self.copies.units())?;
+        let pinned = leases.clone().flat_map(Lease::pinned_nodes).chain(self.copies.held_nodes());
+        self.index.check(pinned, leases.filter_map(Lease::read_snapshot))
     }
 }

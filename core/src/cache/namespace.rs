@@ -1,7 +1,7 @@
 //! Which requests may share prefixes: same model and same salt, compared as they are and never as joined strings.
 
 use crate::bug::seeded;
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use super::hash;
 
@@ -20,6 +20,8 @@ type Key = (String, Option<String>);
 struct Entry {
     key: Key,
     root: u64,
+    /// Of the key, for events.
+    salt: Option<Arc<str>>,
     /// Requests and first pages in it.
     users: u32,
 }
@@ -41,7 +43,8 @@ impl Namespaces {
         let index = match self.by_key.get(&key) {
             Some(&index) => index,
             None => {
-                let entry = Entry { key: key.clone(), root: hash::root(secret, model_id, salt), users: 0 };
+                let root = hash::root(secret, model_id, salt);
+                let entry = Entry { key: key.clone(), root, salt: salt.map(Arc::from), users: 0 };
                 let index = self.free.pop().unwrap_or(self.entries.len() as u32);
                 match self.entries.get_mut(index as usize) {
                     Some(slot) => *slot = Some(entry),
@@ -78,6 +81,11 @@ impl Namespaces {
 
     fn entry(&mut self, index: u32) -> &mut Entry {
         self.entries[index as usize].as_mut().expect("a namespace with users is open")
+    }
+
+    /// The salt that requests in it have.
+    pub(super) fn salt(&self, index: u32) -> Option<Arc<str>> {
+        self.entries[index as usize].as_ref().expect("open").salt.clone()
     }
 
     /// How many are in use.

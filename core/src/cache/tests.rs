@@ -2,6 +2,8 @@
 //! searched from front to back. Random leases grow, publish and end in any order on a tiny pool.
 
 use super::{
+    events::{BlockEvent, Mirror},
+    hash,
     index::NodeId,
     lease::Lease,
     memory::{Memory, MemorySize},
@@ -9,6 +11,7 @@ use super::{
 };
 
 const PAGE_TOKENS: u32 = 3;
+const SECRET: [u64; 2] = [11, 22];
 
 struct Rng(u32);
 
@@ -88,8 +91,36 @@ fn memory(pages: u32) -> Memory {
         table_rows: 6,
         states: None,
         prefix_cache: true,
-        secret: [11, 22],
+        secret: SECRET,
+        events: 1000,
+        host: (0, 0),
     })
+}
+
+/// A reader of the events, which recomputes every name it is told.
+#[derive(Default)]
+struct Reader {
+    mirror: Mirror,
+    next: u64,
+}
+
+impl Reader {
+    fn read(&mut self, memory: &Memory) {
+        let events = memory.index.events();
+        while self.next < events.next() {
+            let event = events.get(self.next).expect("few events since the last look");
+            if let BlockEvent::Stored { hash, parent, tokens, salt, .. } = &event {
+                let before = parent.unwrap_or_else(|| hash::root(SECRET, "m", salt.as_deref()));
+                assert_eq!(*hash, hash::extend(SECRET, before, tokens), "{event:?}");
+            }
+            self.mirror.apply(&event).unwrap();
+            self.next += 1;
+        }
+        let told = self.mirror.blocks.iter().map(|(&(tier, hash), &parent)| (tier, hash, parent));
+        let mut cached: Vec<_> = memory.index.blocks().collect();
+        cached.sort_unstable();
+        assert!(told.eq(cached), "what the events say is not what is cached");
+    }
 }
 
 #[test]
@@ -101,6 +132,7 @@ fn equals_the_naive_twin() {
         let mut twin = Twin::default();
         let mut users: Vec<User> = Vec::new();
         let mut path: Vec<NodeId> = Vec::new();
+        let mut reader = Reader::default();
         for _ in 0..400 {
             match rng.below(4) {
                 0 if memory.has_seat() => {
@@ -158,6 +190,7 @@ fn equals_the_naive_twin() {
                 _ => {}
             }
             memory.check(users.iter().map(|user| &user.lease)).unwrap();
+            reader.read(&memory);
             assert_eq!(memory.index.pages().count(), twin.pages.len());
             let unpinned = twin.pages.iter().filter(|page| page.pins == 0).count();
             assert_eq!(memory.index.n_unpinned() as usize, unpinned);
@@ -167,6 +200,7 @@ fn equals_the_naive_twin() {
             memory.index.close(user.namespace);
         }
         memory.flush();
+        reader.read(&memory);
         assert_eq!((memory.pages.n_free(), memory.index.n_namespaces()), (n_pages, 0));
         memory.check([].into_iter()).unwrap();
     }

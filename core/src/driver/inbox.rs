@@ -2,11 +2,12 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc::SyncSender},
+    sync::{Arc, mpsc::SyncSender},
 };
 
 use crate::{
     client::Mailbox,
+    monitor::{Monitor, StdMonitor},
     request::{Request, RequestId},
 };
 
@@ -18,54 +19,55 @@ pub(super) enum Command {
     Stop,
 }
 
-#[derive(Default)]
-struct Queue {
-    commands: VecDeque<Command>,
+/// Messages that nobody has read.
+#[derive(Clone)]
+pub(super) struct Queue<C> {
+    commands: VecDeque<C>,
     /// Nobody reads any more: a command left here would be waited for in vain.
     closed: bool,
 }
 
-/// A queue with a condition variable; it keeps its capacity, so a steady state allocates nothing.
-#[derive(Default)]
-pub(super) struct Inbox {
-    queue: Mutex<Queue>,
-    filled: Condvar,
+/// A queue that can be waited for; it keeps its capacity, so a steady state allocates nothing.
+pub(super) struct Inbox<C = Command, M = StdMonitor<Queue<C>>> {
+    queue: M,
+    commands: std::marker::PhantomData<fn(C)>,
 }
 
-impl Inbox {
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+impl<C, M: Monitor<Queue<C>>> Inbox<C, M> {
+    pub(super) fn new() -> Self {
+        let queue = M::new(Queue { commands: VecDeque::new(), closed: false });
+        Self { queue, commands: std::marker::PhantomData }
     }
 
     /// False if the engine thread has ended: the command was dropped.
     #[must_use]
-    pub(super) fn push(&self, command: Command) -> bool {
-        let mut queue = self.lock();
-        if queue.closed {
-            return false;
+    pub(super) fn push(&self, command: C) -> bool {
+        let is_open = self.queue.with(|queue| {
+            if !queue.closed {
+                queue.commands.push_back(command);
+            }
+            !queue.closed
+        });
+        if is_open {
+            self.queue.notify();
         }
-        queue.commands.push_back(command);
-        drop(queue);
-        self.filled.notify_one();
-        true
+        is_open
     }
 
-    pub(super) fn pop(&self) -> Option<Command> {
-        self.lock().commands.pop_front()
+    pub(super) fn pop(&self) -> Option<C> {
+        self.queue.with(|queue| queue.commands.pop_front())
     }
 
     /// Sleep until there is something to pop.
     pub(super) fn wait(&self) {
-        let mut queue = self.lock();
-        while queue.commands.is_empty() {
-            queue = self.filled.wait(queue).unwrap_or_else(PoisonError::into_inner);
-        }
+        self.queue.wait_for(|queue| (!queue.commands.is_empty()).then_some(()));
     }
 
     /// Take no more, and hand out what nobody has read.
-    pub(super) fn close(&self) -> VecDeque<Command> {
-        let mut queue = self.lock();
-        queue.closed = true;
-        std::mem::take(&mut queue.commands)
+    pub(super) fn close(&self) -> VecDeque<C> {
+        self.queue.with(|queue| {
+            queue.closed = true;
+            std::mem::take(&mut queue.commands)
+        })
     }
 }

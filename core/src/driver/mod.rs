@@ -1,6 +1,7 @@
-//! The thin driver: one thread that turns the state machine's plans into steps of a device, and a handle to it.
+//! The thin driver: a thread that turns the state machine's plans into steps of a device, the device's own thread, and a
+//! handle to both.
 //!
-//! The thread owns the engine state and the device; callers talk to it through an inbox and hear events through
+//! The engine thread owns the engine state and lends the device out for each step; callers talk to it through an inbox and hear events through
 //! mailboxes, so nobody ever waits on the engine's lock. Everything here is about time and threads; every decision is
 //! the state machine's.
 //!
@@ -8,24 +9,40 @@
 //! requests that were running and the engine goes on if the device says it is well; a lost device or a panic of this
 //! thread ends the engine, `health` says so, and every request hears `Failed`.
 
-mod budget;
+pub mod budget;
+mod copies;
+pub mod cost;
+mod device;
+mod feed;
 mod inbox;
+mod masks;
+mod outstanding;
+#[cfg(test)]
+mod races;
+mod report;
 mod thread;
 
 use std::{
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
 use crate::{
+    cache::copies::CopyOrder,
     client::{Engine, EventStream, Limits, Mailbox, Metrics, SubmitError},
     engine::{ConfigError, EngineConfig, EngineState, Pass},
+    overload::Gate,
     request::{Request, RequestId},
+    scheduler::trace::{StepRecord, StepTrace},
 };
+pub use copies::{CopyError, HostCache};
+use feed::Feed;
+pub use feed::{BlockEvents, EventBatch};
 use inbox::{Command, Inbox};
+use outstanding::Outstanding;
 
 /// Runs one step on a device.
 pub trait StepRunner: Send {
@@ -33,6 +50,12 @@ pub trait StepRunner: Send {
     fn run(&mut self, pass: Pass, step: &[u8], n_logit_rows: u32) -> Result<(), String>;
     /// The pass's last logits, `n_logit_rows · vocab` f32, row-major.
     fn logits(&self, pass: Pass) -> &[f32];
+    /// Copy a page or a state between the device and host memory, as [`EngineState::next_copy`] ordered; no step runs
+    /// meanwhile. A runner without host memory refuses.
+    fn copy(&mut self, order: &CopyOrder) -> Result<(), CopyError> {
+        let _ = order;
+        Err(CopyError::NoHostMemory)
+    }
     /// `Err` if the device is lost for good.
     fn status(&self) -> Result<(), String>;
 }
@@ -42,13 +65,18 @@ pub trait StepRunner: Send {
 pub struct DriverConfig {
     /// Target of a mixed step; `None` = twice the measured decode-only step.
     pub step_time_target_ms: Option<f64>,
+    /// Requests that would start later than this are refused; `None` = nobody is, before too many wait.
+    pub max_queue_delay: Option<Duration>,
     /// A step longer than this makes `health` report the engine as stuck.
     pub stuck_after: Duration,
+    /// Plan the next step while the device runs one.
+    pub overlap: bool,
 }
 
 impl Default for DriverConfig {
     fn default() -> Self {
-        Self { step_time_target_ms: None, stuck_after: Duration::from_secs(120) }
+        let stuck_after = Duration::from_secs(120);
+        Self { step_time_target_ms: None, max_queue_delay: None, stuck_after, overlap: true }
     }
 }
 
@@ -56,13 +84,16 @@ impl Default for DriverConfig {
 struct Shared {
     inbox: Inbox,
     metrics: Mutex<Metrics>,
-    /// Requests submitted and not yet ended.
-    outstanding: AtomicU64,
+    outstanding: Outstanding,
+    gate: Mutex<Gate>,
+    trace: Mutex<StepTrace>,
     draining: AtomicBool,
     dead: Mutex<Option<String>>,
     /// Nanoseconds since `epoch` when the step in flight began; 0 = none.
     step_began_ns: AtomicU64,
     epoch: Instant,
+    /// Block events of the prefix cache.
+    feed: Arc<Feed>,
 }
 
 impl Shared {
@@ -71,13 +102,27 @@ impl Shared {
     }
 
     fn dead(&self) -> Option<String> {
-        self.dead.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+        self.dead.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn gate(&self) -> MutexGuard<'_, Gate> {
+        self.gate.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn trace(&self) -> MutexGuard<'_, StepTrace> {
+        self.trace.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// For callers who already know that the thread has ended.
     fn why_dead(&self) -> String {
         self.dead().unwrap_or_else(|| "the engine has stopped".into())
     }
+}
+
+/// What a caught panic says.
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+    text.unwrap_or("no message").to_owned()
 }
 
 /// A running engine. Dropping the last handle stops the thread after the step in flight.
@@ -104,30 +149,26 @@ impl EngineHandle {
         runner: Box<dyn StepRunner>,
     ) -> Result<Arc<Self>, ConfigError> {
         let state = EngineState::new(config.clone())?;
+        let DriverConfig { step_time_target_ms, max_queue_delay, stuck_after, overlap } = driver;
         let limits = state.limits();
         let shared = Arc::new(Shared {
-            inbox: Inbox::default(),
+            inbox: Inbox::new(),
             metrics: Mutex::new(state.metrics()),
-            outstanding: AtomicU64::new(0),
+            outstanding: Outstanding::default(),
+            gate: Mutex::new(Gate::new(max_queue_delay.map(|delay| delay.as_nanos() as u64))),
+            trace: Mutex::default(),
             draining: AtomicBool::new(false),
             dead: Mutex::new(None),
             step_began_ns: AtomicU64::new(0),
             epoch: Instant::now(),
+            feed: Feed::new(config.block_tokens, config.cache_events),
         });
         let for_thread = Arc::clone(&shared);
-        let target = driver.step_time_target_ms;
         let thread = std::thread::Builder::new()
             .name("engine".into())
-            .spawn(move || thread::main(for_thread, state, runner, target))
+            .spawn(move || thread::main(for_thread, state, runner, step_time_target_ms, overlap))
             .expect("a thread can be started");
-        Ok(Arc::new(Self {
-            shared,
-            limits,
-            config,
-            stuck_after: driver.stuck_after,
-            next_ticket: AtomicU64::new(1),
-            thread: Some(thread),
-        }))
+        Ok(Arc::new(Self { shared, limits, config, stuck_after, next_ticket: AtomicU64::new(1), thread: Some(thread) }))
     }
 }
 
@@ -135,7 +176,7 @@ impl EngineHandle {
 const MAILBOX_EVENTS_MAX: u32 = 4096;
 
 impl Engine for EngineHandle {
-    fn submit(&self, request: Request) -> Result<EventStream, SubmitError> {
+    fn submit(&self, mut request: Request) -> Result<EventStream, SubmitError> {
         let shared = &self.shared;
         if let Some(why) = shared.dead() {
             return Err(SubmitError::Dead(why));
@@ -144,10 +185,16 @@ impl Engine for EngineHandle {
             return Err(SubmitError::Draining);
         }
         request.validate(&self.config.request_limits()).map_err(|e| SubmitError::Invalid(e.to_string()))?;
+        // The engine appends the answer: room for it is made here, where copying a long prompt delays nobody else.
+        let room = (self.limits.max_model_len as usize).saturating_sub(request.prompt.len());
+        request.prompt.reserve_exact(room.min(request.sampling.max_tokens as usize));
         let most = u64::from(self.config.max_waiting) + u64::from(self.config.max_num_seqs);
-        if shared.outstanding.fetch_add(1, Ordering::AcqRel) >= most {
-            shared.outstanding.fetch_sub(1, Ordering::AcqRel);
+        if !shared.outstanding.enter(most) {
             return Err(SubmitError::Overloaded { retry_after_s: 1 });
+        }
+        if let Err(refusal) = shared.gate().ask(request.priority, request.prompt.len() as u32) {
+            shared.outstanding.leave(1);
+            return Err(SubmitError::Overloaded { retry_after_s: refusal.retry_after_s });
         }
         let ticket = RequestId(self.next_ticket.fetch_add(1, Ordering::Relaxed));
         let capacity = request.sampling.max_tokens.min(self.limits.max_model_len).min(MAILBOX_EVENTS_MAX) + 2;
@@ -164,7 +211,7 @@ impl Engine for EngineHandle {
     }
 
     fn metrics(&self) -> Metrics {
-        self.shared.metrics.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+        self.shared.metrics.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn limits(&self) -> Limits {
@@ -187,12 +234,36 @@ impl Engine for EngineHandle {
         self.shared.draining.store(true, Ordering::Release);
     }
 
+    fn block_events(&self) -> Option<BlockEvents> {
+        (self.config.cache_events > 0).then(|| BlockEvents::new(Arc::clone(&self.shared.feed)))
+    }
+
     fn flush_cache(&self) -> Result<(), String> {
         let (reply, answer) = std::sync::mpsc::sync_channel(1);
         if !self.shared.inbox.push(Command::Flush { reply }) {
             return Err(self.shared.why_dead());
         }
         answer.recv().map_err(|_| self.shared.why_dead())?
+    }
+
+    fn steps(&self, after: u64, most: usize) -> Vec<StepRecord> {
+        // The engine's thread waits for the lock: a few steps at a time.
+        const AT_ONCE: usize = 32;
+        let (mut steps, mut after) = (Vec::new(), after);
+        while steps.len() < most {
+            let before = steps.len();
+            self.shared.trace().copy(after, AT_ONCE.min(most - before), &mut steps);
+            match steps.last() {
+                Some(last) if steps.len() > before => after = last.decisions.sequence,
+                _ => break,
+            }
+        }
+        steps
+    }
+
+    fn last_steps(&self, n: usize) -> Vec<StepRecord> {
+        let before = self.shared.trace().before_last(n);
+        self.steps(before, n)
     }
 }
 

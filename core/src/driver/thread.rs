@@ -6,12 +6,18 @@ use std::{
     sync::{Arc, PoisonError, atomic::Ordering},
 };
 
-use super::{Shared, StepRunner, budget::StepBudget, inbox::Command};
+use super::{
+    Shared, StepRunner,
+    budget::StepBudget,
+    device::{DeviceThread, Failure, Turn},
+    inbox::Command,
+    masks::MaskThreads,
+    report::Reporter,
+};
 use crate::{
     client::Mailbox,
     engine::{EngineState, Logits, Pass, Plan, SubmitError},
     request::{Event, RequestId},
-    step::StepBuffer,
 };
 
 /// Where a request's events go. Only looked up, never iterated except to fail everybody.
@@ -41,25 +47,32 @@ impl Routes {
     }
 }
 
-pub(super) fn main(shared: Arc<Shared>, state: EngineState, runner: Box<dyn StepRunner>, target_ms: Option<f64>) {
+pub(super) fn main(
+    shared: Arc<Shared>,
+    state: EngineState,
+    runner: Box<dyn StepRunner>,
+    target_ms: Option<f64>,
+    overlap: bool,
+) {
     let mut engine = EngineThread {
-        step: state.new_step_buffer(),
+        turn: Some(Turn::new(runner, &state)),
+        device: DeviceThread::start(),
+        overlap,
         budget: StepBudget::new(target_ms),
+        reporter: Reporter::new(shared.gate().is_on()),
         routes: Routes::default(),
+        masks: MaskThreads::new(),
         shared: Arc::clone(&shared),
         state,
-        runner,
     };
     let outcome = catch_unwind(AssertUnwindSafe(|| engine.run()));
     let why = match outcome {
         Ok(Ok(())) => "the engine was stopped".to_owned(),
         Ok(Err(why)) => why,
-        Err(panic) => {
-            let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
-            format!("the engine thread panicked: {}", text.unwrap_or("no message"))
-        }
+        Err(panic) => format!("the engine thread panicked: {}", super::panic_text(&*panic)),
     };
     *shared.dead.lock().unwrap_or_else(PoisonError::into_inner) = Some(why.clone());
+    shared.feed.end();
     // After a panic the state machine is not to be trusted; the mailboxes are.
     for (_, route) in engine.routes.by_id.drain() {
         route.mailbox.push(Event::Failed { message: why.clone() });
@@ -76,10 +89,14 @@ pub(super) fn main(shared: Arc<Shared>, state: EngineState, runner: Box<dyn Step
 struct EngineThread {
     shared: Arc<Shared>,
     state: EngineState,
-    runner: Box<dyn StepRunner>,
-    step: StepBuffer,
+    /// The device; away while it runs.
+    turn: Option<Box<Turn>>,
+    device: DeviceThread,
+    overlap: bool,
     budget: StepBudget,
+    reporter: Reporter,
     routes: Routes,
+    masks: MaskThreads,
 }
 
 impl EngineThread {
@@ -94,56 +111,93 @@ impl EngineThread {
                 }
             }
             let began_ns = self.shared.now_ns();
-            match self.state.plan(began_ns, &mut self.step) {
-                Some(plan) => {
-                    self.shared.step_began_ns.store(began_ns.max(1), Ordering::Release);
-                    let (decode, prefill) = (plan.n_decode_tokens, plan.n_tokens - plan.n_decode_tokens);
-                    let outcome = self.run_passes(&plan);
-                    let now_ns = self.shared.now_ns();
-                    let routes = &mut self.routes;
-                    let deliver = &mut |id, event| routes.deliver(id, event);
-                    let outcome = outcome.and_then(|()| {
-                        let runner = &mut *self.runner;
-                        let verified = if plan.verify.is_some() { runner.logits(Pass::Verify) } else { &[] };
-                        let forward = if plan.n_rows > 0 { runner.logits(Pass::Forward) } else { &[] };
-                        self.state.advance(now_ns, plan, Logits { forward, verify: verified }, deliver);
-                        let Some(replay) = self.state.replay_step() else { return Ok(()) };
-                        let replayed = runner.run(Pass::Replay, replay.bytes(), 0);
-                        self.state.replayed(self.shared.now_ns());
-                        replayed
-                    });
-                    if let Err(message) = outcome {
-                        self.state.fail_all(&message, deliver);
-                        // States that were to be replayed may be stored already.
-                        self.state.flush_cache().expect("nothing runs after everything failed");
-                        self.runner.status()?;
-                    }
-                    self.shared.step_began_ns.store(0, Ordering::Release);
-                    self.budget.observe(decode, prefill, now_ns - began_ns);
-                    self.state.set_step_tokens(self.budget.tokens(decode));
-                    self.publish();
+            let mut turn = self.turn.take().expect("the device is back between steps");
+            let plan = self.state.plan(began_ns, &mut turn.step);
+            let has_copied = copy(&mut self.state, &mut turn);
+            let Some(plan) = plan else {
+                self.turn = Some(turn);
+                if has_copied {
+                    // Somebody may have waited for it, and there may be more to copy.
+                    continue;
                 }
-                None => {
-                    self.publish();
-                    self.shared.inbox.wait();
-                }
+                self.publish();
+                self.shared.inbox.wait();
+                continue;
+            };
+            self.shared.trace().planned(self.state.decisions());
+            let sequence = plan.sequence;
+            self.shared.step_began_ns.store(began_ns.max(1), Ordering::Release);
+            let (decode, prefill) = (plan.n_decode_tokens, plan.n_tokens - plan.n_decode_tokens);
+            turn.set_plan(&plan, &self.state);
+            let flight = self.device.launch(turn);
+            let masks = &mut self.masks;
+            self.state.lend_masks(&mut |job| masks.begin(job));
+            if self.overlap {
+                self.state.plan_ahead();
             }
+            let state = &mut self.state;
+            self.masks.finish(&mut |job| state.return_masks(job));
+            let turn = flight.wait();
+            let now_ns = self.shared.now_ns();
+            let turn = match &turn.outcome {
+                Ok(()) => self.take_in(now_ns, plan, turn),
+                Err(_) => turn,
+            };
+            let outcome = turn.outcome.clone();
+            let is_ok = outcome.is_ok();
+            let turn = self.turn.insert(turn);
+            match outcome {
+                Ok(()) => {}
+                Err(Failure::Refused(message)) => {
+                    let status = turn.runner.status();
+                    let routes = &mut self.routes;
+                    self.state.fail_all(&message, &mut |id, event| routes.deliver(id, event));
+                    // States that were to be replayed may be stored already.
+                    self.state.flush_cache().expect("nothing runs after everything failed");
+                    status?;
+                }
+                Err(Failure::Panicked(text)) => return Err(format!("the device thread panicked: {text}")),
+            }
+            self.shared.step_began_ns.store(0, Ordering::Release);
+            self.budget.observe(decode, prefill, now_ns - began_ns);
+            self.state.set_step_tokens(self.budget.tokens(decode));
+            if is_ok {
+                self.shared.trace().ended(sequence, self.shared.now_ns());
+            }
+            self.reporter.step(decode, now_ns - began_ns);
+            self.publish();
         }
     }
 
-    fn run_passes(&mut self, plan: &Plan) -> Result<(), String> {
-        if plan.n_rows > 0 {
-            self.runner.run(Pass::Forward, self.step.bytes(), plan.n_logit_rows)?;
+    /// Take in a step that has run, replay what it proved right, and let the draft model guess on.
+    fn take_in(&mut self, now_ns: u64, plan: Plan, mut turn: Box<Turn>) -> Box<Turn> {
+        let routes = &mut self.routes;
+        let verify = if plan.verify.is_some() { turn.runner.logits(Pass::Verify) } else { &[] };
+        let forward = if plan.n_rows > 0 { turn.runner.logits(Pass::Forward) } else { &[] };
+        self.state.advance(now_ns, plan, Logits { forward, verify }, &mut |id, event| routes.deliver(id, event));
+        if let Some(replay) = self.state.replay_step() {
+            turn.set_pass(Pass::Replay, replay, 0);
+            turn = self.device.launch(turn).wait();
+            self.state.replayed(self.shared.now_ns());
         }
-        match plan.verify {
-            Some(n_logit_rows) => self.runner.run(Pass::Verify, self.state.verify_step().bytes(), n_logit_rows),
-            None => Ok(()),
+        // Guesses for the next turn.
+        while turn.outcome.is_ok()
+            && let Some(draft) = self.state.draft_step(self.shared.now_ns())
+        {
+            let pass = draft.pass;
+            turn.set_pass(pass, draft.step, draft.n_logit_rows);
+            turn = self.device.launch(turn).wait();
+            if turn.outcome.is_ok() {
+                self.state.drafted(self.shared.now_ns(), turn.runner.logits(pass));
+            }
         }
+        turn
     }
 
     /// True for `Stop`.
     fn obey(&mut self, command: Command) -> bool {
         let routes = &mut self.routes;
+        self.reporter.obeyed(&command);
         match command {
             Command::Submit { ticket, request, mailbox } => match self.state.submit(*request, self.shared.now_ns()) {
                 Ok(id) => {
@@ -164,7 +218,9 @@ impl EngineThread {
                 }
             }
             Command::Flush { reply } => {
+                copy(&mut self.state, self.turn.as_mut().expect("the device is back between steps"));
                 let answer = self.state.flush_cache().map(drop).map_err(|e| e.to_string());
+                self.shared.feed.follow(self.state.cache_events());
                 // The asker may have given up; then nobody is told.
                 let _ = reply.send(answer);
             }
@@ -175,7 +231,23 @@ impl EngineThread {
 
     fn publish(&mut self) {
         let ended = std::mem::take(&mut self.routes.ended);
-        self.shared.outstanding.fetch_sub(ended, Ordering::AcqRel);
-        *self.shared.metrics.lock().unwrap_or_else(PoisonError::into_inner) = self.state.metrics();
+        self.shared.outstanding.leave(ended);
+        self.shared.feed.follow(self.state.cache_events());
+        let metrics = self.state.metrics();
+        self.reporter.report(&self.state, &metrics, &self.budget, &self.shared);
+        *self.shared.metrics.lock().unwrap_or_else(PoisonError::into_inner) = metrics;
     }
+}
+
+/// Carry out the copies ordered so far, between steps; true if there were any. They are few per plan while requests run, so
+/// that a step is not long in coming.
+fn copy(state: &mut EngineState, turn: &mut Turn) -> bool {
+    let mut any = false;
+    while let Some(order) = state.next_copy() {
+        any = true;
+        // A copy that failed is a miss, and counted; a device that is lost shows in the next step.
+        let outcome = turn.runner.copy(&order);
+        state.copied(order.id, outcome.is_ok());
+    }
+    any
 }

@@ -10,6 +10,7 @@ use crate::{
         queue::Running,
         sequence::{Body, Decoding, HoldsMemory, Sequence},
     },
+    speculation::branches::Branch,
 };
 
 /// Everything needed while a step is taken in.
@@ -18,8 +19,10 @@ pub(super) struct Taker<'a, 'd> {
     pub memory: &'a mut Memory,
     pub sampler: &'a mut Sampler,
     pub counters: &'a mut Counters,
-    /// For models whose guesses have a pass of their own.
-    pub replay: Option<&'a mut Replay>,
+    /// Guesses have a pass of their own.
+    pub verifies: bool,
+    /// Where guesses are committed.
+    pub replay: &'a mut Replay,
     pub logits: Logits<'a>,
     pub deliver: &'a mut Deliver<'d>,
 }
@@ -90,27 +93,43 @@ impl Taker<'_, '_> {
     fn sample(&mut self, mut sequence: Sequence<Decoding>) -> Option<Running> {
         let is_first = !sequence.body.is_started;
         let mut accepted = 0;
+        // The side branch that turned out right.
+        let mut side: Option<usize> = None;
         let reason = loop {
-            let id = match self.sample_row(&mut sequence, accepted) {
+            let id = match self.sample_row(&mut sequence, accepted, side) {
                 Ok(id) => id,
                 Err(error) => return self.fail(sequence, error),
             };
             let body = &sequence.body;
             let is_eos = !body.sampling.ignore_eos && self.config.eos_ids.contains(&id);
+            // The answer is whole: an end-of-sequence token would say what is known.
+            let is_whole = !is_eos
+                && match sequence.body.guide.guard().map(|guard| guard.accept(id)) {
+                    None => false,
+                    Some(Ok(is_whole)) => is_whole,
+                    Some(Err(error)) => return self.fail(sequence, error.into()),
+                };
+            let body = &sequence.body;
             let is_hidden = seeded!(LengthHidesStop) && body.len() == body.max_len;
-            if (is_eos || body.sampling.stop_token_ids.contains(&id)) && !is_hidden {
+            if (is_eos || is_whole || body.sampling.stop_token_ids.contains(&id)) && !is_hidden {
                 break Some(FinishReason::Stop);
             }
             if body.len() == body.max_len {
                 break Some(FinishReason::Length);
             }
-            let guess = body.drafts.ids.get(accepted as usize);
+            let branches = body.drafts.branches.open();
+            let guess = match side {
+                None => body.drafts.ids.get(accepted as usize),
+                Some(at) => branches[at].ids.get((accepted - branches[at].fork) as usize),
+            };
             if guess != Some(&id) && !(guess.is_some() && seeded!(WrongGuessIsAccepted)) {
-                break None;
+                let leaves = |branch: &Branch| branch.fork == accepted && branch.ids[0] == id;
+                let Some(at) = branches.iter().position(leaves).filter(|_| side.is_none()) else { break None };
+                side = Some(at);
             }
             accepted += 1;
         };
-        self.complete(&mut sequence, accepted);
+        self.complete(&mut sequence, accepted, side);
         if let Some(reason) = reason {
             return self.finish(sequence, reason);
         }
@@ -122,35 +141,60 @@ impl Taker<'_, '_> {
     }
 
     /// The step has run and `accepted` of its guesses were right; the others' rows are as if never computed.
-    fn complete(&mut self, sequence: &mut Sequence<Decoding>, accepted: u32) {
+    fn complete(&mut self, sequence: &mut Sequence<Decoding>, accepted: u32, side: Option<usize>) {
         let (body, active) = sequence.parts_mut();
         let n_drafts = body.drafts.len();
-        if let (Some(replay), Some(slots), 1..) = (&mut self.replay, active.lease.state_slots(), n_drafts) {
-            let end = active.computed + active.planned - n_drafts + accepted;
+        let branch = side.map(|at| &body.drafts.branches.open()[at]);
+        let (fork, offset) = (branch.map(|branch| branch.fork), branch.map_or(0, |branch| branch.offset));
+        if self.verifies && n_drafts > 0 || branch.is_some() {
+            let slots = active.lease.state_slots().unwrap_or((0, 0));
+            let mut end = active.computed + active.planned - n_drafts + accepted;
+            if seeded!(ReplayOneTokenShort) && accepted > 0 {
+                end -= 1;
+            } else if seeded!(RejectedGuessIsReplayed) && accepted < n_drafts {
+                end += 1;
+            }
             let ids = &body.tokens[active.computed as usize..end as usize];
-            replay.add(active.lease.row(), active.computed, slots, ids);
+            let slots = if seeded!(ReplayReadsWhatItWrites) { (slots.1, slots.1) } else { slots };
+            if !seeded!(ReplayIsSkipped) {
+                self.replay.add(active.lease.row(), active.computed, slots, ids, offset);
+            }
         }
         self.counters.drafts.iter_mut().take(n_drafts as usize).for_each(|n| *n += 1);
         self.counters.accepted.iter_mut().take(accepted as usize).for_each(|n| *n += 1);
-        body.drafts.observe(accepted);
+        self.counters.branches[0] += body.drafts.branches.open().len() as u64;
+        self.counters.branches[1] += u64::from(fork.is_some());
+        body.drafts.observe(accepted, fork);
         sequence.complete_step(self.memory, if seeded!(RejectedGuessCounts) { 0 } else { n_drafts - accepted });
     }
 
-    /// Sample the row behind `n` right guesses and deliver its token.
-    fn sample_row(&mut self, sequence: &mut Sequence<Decoding>, n: u32) -> Result<u32, SampleError> {
+    /// Sample the row behind `n` right guesses, the last of them on a side branch if there is one, and deliver its token.
+    fn sample_row(
+        &mut self,
+        sequence: &mut Sequence<Decoding>,
+        n: u32,
+        side: Option<usize>,
+    ) -> Result<u32, SampleError> {
         let config = self.config;
         let (body, active) = sequence.parts_mut();
+        let n_generated = body.n_generated();
+        let mask = body.guide.guard().map(|guard| guard.mask(n)).transpose()?;
         let context = RowContext {
+            mask,
             params: &body.sampling,
             history: &body.history,
             tokens: &body.tokens,
-            n_generated: body.n_generated(),
+            n_generated,
             eos_ids: if body.sampling.ignore_eos { &[] } else { &config.eos_ids },
         };
-        let is_verified = self.replay.is_some() && !body.drafts.is_empty();
+        let is_verified = self.verifies && !body.drafts.is_empty();
         let logits = if is_verified { self.logits.verify } else { self.logits.forward };
         let n_before = if seeded!(PromptRowsShiftTheSample) { 0 } else { active.n_prompt_logit_rows };
-        let row = row_of(logits, config, active.first_logit_row + n_before + n);
+        let at = match side.map(|at| &body.drafts.branches.open()[at]) {
+            None => active.first_logit_row + n_before + n,
+            Some(branch) => branch.first_logit_row + n - branch.fork - 1,
+        };
+        let row = row_of(logits, config, at);
         let choice = self.sampler.sample(row, &context)?;
         let is_first = !body.is_started;
         self.start(body);
@@ -176,7 +220,9 @@ impl Taker<'_, '_> {
         let id = sequence.body.id;
         match error {
             SampleError::NotFinite { .. } if !seeded!(DoubtfulPagesStayCached) => sequence.discard(self.memory),
-            SampleError::NotFinite { .. } | SampleError::NothingLeft => sequence.drop_memory(self.memory),
+            SampleError::NotFinite { .. } | SampleError::NothingLeft | SampleError::Constraint(_) => {
+                sequence.drop_memory(self.memory)
+            }
         }
         .close(self.memory);
         self.counters.fail();

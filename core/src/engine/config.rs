@@ -6,7 +6,8 @@ use tokenspeed_backend_api::{
 };
 
 use crate::{
-    speculation::{DRAFT_MAX, SpeculationConfig},
+    scheduler::policy::SchedulingConfig,
+    speculation::{BRANCH_ROWS_MAX, BRANCHES_MAX, DRAFT_MAX, DraftModel, SpeculationConfig},
     step::StepCapacity,
     validate::RequestLimits,
 };
@@ -76,12 +77,22 @@ pub struct EngineConfig {
     pub prefix_cache: bool,
     /// Guess tokens and check them together; `None` = one token per step.
     pub speculation: Option<SpeculationConfig>,
+    /// The model whose passes guess; `None` = guesses come from the text itself.
+    pub draft: Option<DraftModel>,
     /// Keys the prefix hash; random per process in production, fixed in simulation.
     pub secret: [u64; 2],
     /// Requests waiting at once; more are refused.
     pub max_waiting: u32,
+    /// Who goes first.
+    pub scheduling: SchedulingConfig,
     /// Most alternatives reported per position.
     pub max_logprobs: u32,
+    /// Block events of the prefix cache kept for readers, the oldest making room; 0 = none are made.
+    pub cache_events: u32,
+    /// Pages kept in host memory when they leave the device, 0 = none.
+    pub host_pages: u32,
+    /// Recurrent states kept there with them.
+    pub host_states: u32,
 }
 
 /// Why a configuration cannot work.
@@ -159,9 +170,14 @@ impl EngineConfig {
             eos_ids: Vec::new(),
             prefix_cache: true,
             speculation: None,
+            draft: None,
             secret: [0; 2],
             max_waiting: 4096,
+            scheduling: SchedulingConfig::default(),
             max_logprobs: 20,
+            cache_events: 0,
+            host_pages: 0,
+            host_states: 0,
         }
     }
 
@@ -198,7 +214,17 @@ impl EngineConfig {
         if let Some(speculation) = &self.speculation {
             at_least("speculation.draft_max", speculation.draft_max, 1, "guesses are what it is about")?;
             at_least("speculation.ngram", speculation.ngram, 1, "something must repeat")?;
+            at_most("speculation.branches", speculation.branches, BRANCHES_MAX, "each has a row of its own")?;
             at_most("speculation.draft_max", speculation.draft_max, DRAFT_MAX, "steps are of limited width")?;
+        }
+        if let Some(draft) = &self.draft {
+            let is_on = u32::from(self.speculation.is_some());
+            at_least("speculation", is_on, 1, "a draft model makes the guesses that speculation checks")?;
+            at_least("draft.vocab_size", draft.vocab_size, 1, "something must be guessed")?;
+            if let Some(ids) = &draft.token_ids {
+                let columns = u64::from(draft.vocab_size);
+                at_least("draft.token_ids", ids.len() as u32, columns, "each of the draft's columns is a token")?;
+            }
         }
         let count = |class| self.components_of(class).count();
         let (paged, state) = (count(ComponentClass::Paged), count(ComponentClass::State));
@@ -238,12 +264,22 @@ impl EngineConfig {
         self.block_tokens.min(self.chunked_prefill_size)
     }
 
+    /// Rows of a step that may be side branches.
+    pub fn branch_rows(&self) -> u32 {
+        self.speculation.map_or(0, |s| s.branches.saturating_mul(self.max_num_seqs).min(BRANCH_ROWS_MAX))
+    }
+
+    /// Tokens that one request may have in a pass that checks guesses: its own, its guesses, and as many on branches.
+    pub fn candidates(&self) -> u32 {
+        self.speculation.map_or(1, |s| (s.draft_max + 1) * if s.branches > 0 { 2 } else { 1 })
+    }
+
     /// The bucket a program needs to run every step of this engine.
     pub fn bucket(&self) -> ts_bucket {
         ts_bucket {
             struct_size: size_of::<ts_bucket>() as u32,
             max_tokens: self.max_batch_tokens,
-            max_rows: self.max_num_seqs,
+            max_rows: self.max_num_seqs + self.branch_rows(),
             max_logit_rows: self.max_logit_rows,
         }
     }
@@ -253,19 +289,24 @@ impl EngineConfig {
         (0..self.components.len()).filter(move |&at| self.components[at].class == class)
     }
 
-    /// The largest parameter block. Deltas: the pages that a step's tokens can fill and two more per request, as many
-    /// that the step before turned out to share, and the whole tables of two admissions with long cached prefixes
-    /// (further ones wait for the next step).
-    pub fn step_capacity(&self) -> StepCapacity {
+    /// Block-table changes that the second half of a plan made ahead may need: the pages that a step's tokens can fill
+    /// and two more per request, and as many that the step before turned out to share.
+    pub fn late_deltas(&self) -> u32 {
         let pages = self.max_batch_tokens.div_ceil(self.block_tokens);
-        let pages = pages.saturating_add(self.max_num_seqs.saturating_mul(2));
-        let pages = pages.saturating_add(self.blocks_per_row).saturating_mul(2);
-        let paged = self.components_of(ComponentClass::Paged).count();
+        let pages = pages.saturating_add(self.max_num_seqs.saturating_mul(2)).saturating_mul(2);
+        pages.saturating_mul(self.components_of(ComponentClass::Paged).count() as u32)
+    }
+
+    /// The largest parameter block. Deltas: [`EngineConfig::late_deltas`] for each half of a plan, and the whole tables of
+    /// two admissions with long cached prefixes (further ones wait for the next step).
+    pub fn step_capacity(&self) -> StepCapacity {
+        let paged = self.components_of(ComponentClass::Paged).count() as u32;
+        let tables = self.blocks_per_row.saturating_mul(2).saturating_mul(paged);
         StepCapacity {
             tokens: self.max_batch_tokens,
-            rows: self.max_num_seqs,
+            rows: self.max_num_seqs + self.branch_rows(),
             logit_rows: self.max_logit_rows,
-            deltas: pages.saturating_mul(u32::try_from(paged).unwrap_or(u32::MAX)),
+            deltas: self.late_deltas().saturating_mul(2).saturating_add(tables),
         }
     }
 

@@ -1,7 +1,15 @@
 //! What the engine holds, for simulators and debug endpoints: reads, decides nothing.
 
 use super::EngineState;
-use crate::{request::RequestId, scheduler::queue::Running};
+use crate::{
+    cache::events::{EventRing, Tier},
+    overload::Load,
+    request::RequestId,
+    scheduler::{
+        decision::{What, Why},
+        queue::Running,
+    },
+};
 
 /// Where a request that holds memory stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,8 +72,38 @@ impl EngineState {
         })
     }
 
+    /// What became findable in the prefix cache and what stopped being so.
+    pub fn cache_events(&self) -> &EventRing {
+        self.memory.index.events()
+    }
+
+    /// What a reader of all [`EngineState::cache_events`] knows: place, hash, hash of the page before.
+    pub fn cached_blocks(&self) -> impl Iterator<Item = (Tier, u64, Option<u64>)> + '_ {
+        self.memory.index.blocks()
+    }
+
     /// Cache namespaces with requests or cached pages.
     pub fn n_namespaces(&self) -> usize {
         self.memory.index.n_namespaces()
+    }
+
+    /// What there is to do, for [`crate::overload`]. O(running + waiting).
+    pub fn load(&self, load: &mut Load) {
+        load.classes.clear();
+        load.running = self.queues.running.len() as u64;
+        load.running_tokens = 0;
+        for running in self.queues.iter_running() {
+            let (body, active) = running.parts();
+            if matches!(running, Running::Prefilling(_)) {
+                load.running_tokens += u64::from(body.len() - active.computed - active.planned);
+            }
+        }
+        let last = self.decisions().list.last().map(|decision| decision.what);
+        let is_short_of_memory = matches!(last, Some(What::Waits(Why::NoPages)));
+        load.seats = if is_short_of_memory { load.running } else { u64::from(self.config.max_num_seqs) };
+        for waiting in &self.queues.waiting {
+            let body = waiting.body();
+            load.wait(body.rank.0, body.uncached);
+        }
     }
 }

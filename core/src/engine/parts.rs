@@ -14,6 +14,8 @@ pub(super) struct StepParts {
     rows: Vec<ts_step_row>,
     tokens: Vec<ts_step_token>,
     logit_rows: Vec<u32>,
+    /// Tokens on side branches.
+    pub branch_tokens: u32,
 }
 
 impl std::fmt::Debug for StepParts {
@@ -28,6 +30,7 @@ impl StepParts {
             rows: Vec::with_capacity(capacity.rows as usize),
             tokens: Vec::with_capacity(capacity.tokens as usize),
             logit_rows: Vec::with_capacity(capacity.logit_rows as usize),
+            branch_tokens: 0,
         }
     }
 
@@ -41,6 +44,7 @@ impl StepParts {
         self.rows.clear();
         self.tokens.clear();
         self.logit_rows.clear();
+        self.branch_tokens = 0;
         let mut attention_pairs = 0;
         let mut n_decode_tokens = 0;
         for wants_decoding in [true, false] {
@@ -84,12 +88,12 @@ impl StepParts {
                 .lease
                 .state_slots()
                 .map_or(0, |_| active.computed.saturating_sub(u32::from(seeded!(StateCountLagsBehind)))),
-            reserved: 0,
+            branch_offset: 0,
         });
-        let ids = body.tokens[active.computed as usize..].iter().chain(&body.drafts.ids);
-        for (position, id) in (active.computed..end).zip(ids) {
-            self.tokens.push(ts_step_token { id: id.cast_signed(), position, row, reserved: 0 });
-        }
+        let token = |(id, position): (&u32, u32)| ts_step_token { id: id.cast_signed(), position, row, reserved: 0 };
+        let own = &body.tokens[active.computed as usize..end.min(body.len()) as usize];
+        self.tokens.extend(own.iter().zip(active.computed..).map(token));
+        self.tokens.extend(body.drafts.ids.iter().zip(body.len()..end).map(token));
         active.first_logit_row = self.logit_rows.len() as u32;
         if active.n_prompt_logit_rows > 0 {
             let next = body.next_prompt_logits().expect("planned rows are wanted").max(active.computed);
@@ -99,7 +103,45 @@ impl StepParts {
         if end >= body.len() && body.len() < body.max_len {
             // The last token's, and each guess's.
             self.logit_rows.extend(query_start + (body.len() - 1 - active.computed)..query_start + active.planned);
+            if let Some(guard) = body.guide.guard() {
+                guard.expect(&body.drafts.ids);
+            }
         }
-        u64::from(active.planned) * u64::from(end)
+        u64::from(active.planned) * u64::from(end) + self.add_branches(running)
+    }
+
+    /// A row for each side branch: the request's own tokens again, the guesses it shares, and its own guesses. Their cache
+    /// rows lie behind those of the request's row and of the branches before.
+    fn add_branches(&mut self, running: &mut Running) -> u64 {
+        let (body, active) = running.parts_mut();
+        let own = &body.tokens[active.computed as usize..];
+        let (state_read, state_write) = active.lease.state_slots().unwrap_or((0, 0));
+        let (mut offset, mut pairs) = (active.planned, 0);
+        let chain = &body.drafts.ids;
+        for branch in body.drafts.branches.open_mut() {
+            let (row, query_start) = (self.rows.len() as u32, self.tokens.len() as u32);
+            let ids = own.iter().chain(&chain[..branch.fork as usize]).chain(&branch.ids);
+            let token =
+                |(id, position): (&u32, u32)| ts_step_token { id: id.cast_signed(), position, row, reserved: 0 };
+            self.tokens.extend(ids.zip(active.computed..).map(token));
+            let query_len = self.tokens.len() as u32 - query_start;
+            self.rows.push(ts_step_row {
+                table_row: active.lease.row(),
+                computed: active.computed,
+                query_start,
+                query_len,
+                state_read,
+                state_write,
+                state_tokens: active.lease.state_slots().map_or(0, |_| active.computed),
+                branch_offset: offset,
+            });
+            (branch.offset, branch.first_logit_row) = (offset, self.logit_rows.len() as u32);
+            let end = query_start + query_len;
+            self.logit_rows.extend(end - branch.ids.len() as u32..end);
+            offset += query_len;
+            self.branch_tokens += query_len;
+            pairs += u64::from(query_len) * u64::from(active.computed + query_len);
+        }
+        pairs
     }
 }

@@ -1,4 +1,5 @@
-//! The step that advances recurrent states over right guesses.
+//! The step that commits right guesses: recurrent states are advanced over them, and cache rows of a side branch are moved
+//! to where the request's own belong.
 //!
 //! It runs at the end of a turn, for requests that go on and for those that ended on a page boundary, whose state is
 //! stored: nothing may read that state before, and nothing does, because only the next turn can.
@@ -43,8 +44,16 @@ impl Replay {
         self.cost = None;
     }
 
-    /// Advance a request with `computed` tokens over `ids`, reading and writing these state slots.
-    pub fn add(&mut self, table_row: u32, computed: u32, (state_read, state_write): (u32, u32), ids: &[u32]) {
+    /// Advance a request with `computed` tokens over `ids`, reading and writing these state slots; they were checked on the
+    /// branch at `branch_offset`, and their cache rows come from there.
+    pub fn add(
+        &mut self,
+        table_row: u32,
+        computed: u32,
+        (state_read, state_write): (u32, u32),
+        ids: &[u32],
+        branch_offset: u32,
+    ) {
         let (row, query_start) = (self.rows.len() as u32, self.tokens.len() as u32);
         self.rows.push(ts_step_row {
             table_row,
@@ -54,7 +63,7 @@ impl Replay {
             state_read,
             state_write,
             state_tokens: computed,
-            reserved: 0,
+            branch_offset,
         });
         let token = |(position, id): (u32, &u32)| ts_step_token { id: id.cast_signed(), position, row, reserved: 0 };
         self.tokens.extend((computed..).zip(ids).map(token));

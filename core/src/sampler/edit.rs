@@ -6,6 +6,7 @@ use super::RowContext;
 pub fn is_needed(context: &RowContext<'_>) -> bool {
     let params = context.params;
     params.allowed_token_ids.is_some()
+        || context.mask.is_some()
         || !params.bad_words.is_empty()
         || !params.logit_bias.is_empty()
         || context.n_generated < params.min_tokens
@@ -24,6 +25,9 @@ pub fn apply(row: &[f32], context: &RowContext<'_>, out: &mut Vec<f32>) {
             }
         }
         None => out.extend_from_slice(row),
+    }
+    if let Some(mask) = context.mask {
+        mask.apply(out);
     }
     for word in &params.bad_words {
         let (&last, before) = word.split_last().expect("validated: not empty");

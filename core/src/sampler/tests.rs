@@ -126,6 +126,7 @@ fn equals_the_naive_twin_on_random_rows() {
             tokens: &tokens,
             n_generated: generated.len() as u32,
             eos_ids: &eos_ids,
+            mask: None,
         };
         match Sampler::new(vocab_size).sample(&row, &context) {
             Ok(choice) => {
@@ -142,7 +143,7 @@ fn equals_the_naive_twin_on_random_rows() {
 /// Sample with no history beyond a one-token prompt.
 fn sample(row: &[f32], params: &SamplingParams) -> Result<Choice, SampleError> {
     let history = History::new(params, &[0], 0);
-    let context = RowContext { params, history: &history, tokens: &[0], n_generated: 0, eos_ids: &[] };
+    let context = RowContext { params, history: &history, tokens: &[0], n_generated: 0, eos_ids: &[], mask: None };
     Sampler::new(row.len() as u32).sample(row, &context)
 }
 
@@ -163,6 +164,7 @@ fn case_67_openai_penalties_count_generated_tokens_only() {
             tokens: &tokens,
             n_generated: generated.len() as u32,
             eos_ids: &[],
+            mask: None,
         };
         let mut sampler = Sampler::new(3);
         let id = sampler.sample(&row, &context).unwrap().id;
@@ -234,8 +236,14 @@ fn case_73_padding_ids_are_never_sampled_nor_listed() {
     row[300..].fill(1e6);
     for temperature in [0.0, 1.0] {
         let params = SamplingParams { temperature, logprobs: Some(20), ..SamplingParams::default() };
-        let context =
-            RowContext { params: &params, history: &History::default(), tokens: &[0], n_generated: 0, eos_ids: &[] };
+        let context = RowContext {
+            params: &params,
+            history: &History::default(),
+            tokens: &[0],
+            n_generated: 0,
+            eos_ids: &[],
+            mask: None,
+        };
         let choice = Sampler::new(300).sample(&row, &context).unwrap();
         let logprobs = choice.logprobs.unwrap();
         assert!(choice.id < 300 && logprobs.top.iter().all(|&(id, _)| id < 300));

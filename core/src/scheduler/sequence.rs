@@ -21,6 +21,7 @@
 use crate::{
     bug::seeded,
     cache::{lease::Lease, memory::Memory, namespace::Namespace},
+    grammar::Guide,
     request::{RequestId, SamplingParams, TokenLogprobs, Usage},
     sampler::History,
     scheduler::marks::Mark,
@@ -55,14 +56,22 @@ pub struct Body {
     pub marks: Vec<Mark>,
     /// Guesses being checked in the planned step, and what they are made from; nothing for requests that do not speculate.
     pub drafts: Drafts,
+    /// What its answer must look like, and the masks of its rows.
+    pub(crate) guide: Guide,
     /// Prompt tokens found in the cache at first admission.
     pub cached_tokens: Option<u32>,
     /// Reports so far, if asked for; entry i is about prompt token i + 1.
     pub prompt_logprobs: Option<Vec<TokenLogprobs>>,
+    /// Times it waited for pages from host memory.
+    pub n_loads: u32,
     /// `Started` was delivered.
     pub is_started: bool,
     /// When it was submitted.
     pub submitted_ns: u64,
+    /// While it waits: tokens that the cache did not have when it was last asked.
+    pub uncached: u32,
+    /// See [`super::policy::Prefill`].
+    pub overtaken_steps: u32,
 }
 
 impl Body {
@@ -83,13 +92,18 @@ impl Body {
 
     /// First position whose logits prompt reports still need; `None` if no more are needed.
     pub fn next_prompt_logits(&self) -> Option<u32> {
-        let reported = self.prompt_logprobs.as_ref()?.len() as u32;
+        self.next_prompt_logits_after(0)
+    }
+
+    /// The same, once `n` more rows have been reported.
+    pub fn next_prompt_logits_after(&self, n: u32) -> Option<u32> {
+        let reported = self.prompt_logprobs.as_ref()?.len() as u32 + n;
         (reported + 1 < self.prompt_tokens).then_some(reported)
     }
 
-    /// The boundary that the next chunk may not pass.
-    pub fn next_mark(&self) -> Option<u32> {
-        self.marks.first().map(|mark| mark.tokens)
+    /// The boundary that a chunk behind `computed` tokens may not pass.
+    pub fn next_mark(&self, computed: u32) -> Option<u32> {
+        self.marks.iter().map(|mark| mark.tokens).find(|&tokens| tokens > computed)
     }
 
     /// Counts for the caller.
@@ -102,19 +116,61 @@ impl Body {
     }
 }
 
-/// Memory and progress of a request that runs.
+/// Memory and progress of a request that runs; boxed like the body, because every step moves every request twice.
 #[derive(Debug)]
 pub struct Active {
     /// What it holds.
     pub lease: Lease,
     /// Tokens whose cache rows are written (by completed steps).
     pub computed: u32,
+    /// Tokens whose rows in the draft's component are written.
+    pub drafted: u32,
     /// Tokens of the step in flight, 0 if it is not part of one.
     pub planned: u32,
     /// Its first row of logits in the step in flight.
     pub first_logit_row: u32,
     /// Rows of prompt logits it has there.
     pub n_prompt_logit_rows: u32,
+    /// Its part in the step planned ahead.
+    pub ahead: Share,
+}
+
+impl Active {
+    /// Take part in the next step, the last `n_drafts` tokens of it being guesses.
+    pub fn start(&mut self, share: Share, memory: &mut Memory, n_drafts: u32) {
+        self.planned = share.n_tokens;
+        self.n_prompt_logit_rows = share.n_prompt_logit_rows;
+        // Guesses may be wrong: the state is planned for a step that ends off the boundary.
+        let may_be_wrong = n_drafts > 0 && !seeded!(GuessesOverwriteTheKeptState);
+        let end = self.computed + self.planned - u32::from(may_be_wrong);
+        self.lease.plan_state(memory, end);
+    }
+}
+
+/// A request's part in a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Share {
+    /// Tokens.
+    pub n_tokens: u32,
+    /// Rows of prompt logits.
+    pub n_prompt_logit_rows: u32,
+}
+
+impl Active {
+    /// Start behind the pages whose draft rows are there already.
+    pub fn find_drafted(&mut self, memory: &Memory) {
+        let pages = (0..self.computed / memory.page_tokens()).take_while(|&at| memory.is_drafted(self.lease.page(at)));
+        self.drafted = pages.count() as u32 * memory.page_tokens();
+    }
+
+    /// Pages given up for equal ones may have had rows that those lack.
+    pub fn recheck_drafted(&mut self, memory: &Memory) {
+        for &at in self.lease.renumbered() {
+            if !memory.is_drafted(self.lease.page(at)) {
+                self.drafted = self.drafted.min(at * memory.page_tokens());
+            }
+        }
+    }
 }
 
 /// Waits for its first admission.
@@ -125,13 +181,13 @@ pub struct Queued(());
 pub struct Preempted(());
 /// Computes tokens it has.
 #[derive(Debug)]
-pub struct Prefilling(Active);
+pub struct Prefilling(Box<Active>);
 /// Computes its last token and samples the next.
 #[derive(Debug)]
-pub struct Decoding(Active);
+pub struct Decoding(Box<Active>);
 /// Ended for the caller; its memory waits for the step in flight.
 #[derive(Debug)]
-pub struct Leaving(Active);
+pub struct Leaving(Box<Active>);
 /// Ended; holds nothing.
 #[derive(Debug)]
 pub struct Finished(());
@@ -152,7 +208,7 @@ pub trait HoldsMemory {
     /// Change.
     fn active_mut(&mut self) -> &mut Active;
     /// Leave the state.
-    fn into_active(self) -> Active;
+    fn into_active(self) -> Box<Active>;
 }
 
 macro_rules! holds_memory {
@@ -164,7 +220,7 @@ macro_rules! holds_memory {
             fn active_mut(&mut self) -> &mut Active {
                 &mut self.0
             }
-            fn into_active(self) -> Active {
+            fn into_active(self) -> Box<Active> {
                 self.0
             }
         }
@@ -190,8 +246,16 @@ impl<S: Waits> Sequence<S> {
         if self.body.cached_tokens.is_none() || seeded!(CachedTokensAreOverwritten) {
             self.body.cached_tokens = Some(computed);
         }
-        let active = Active { lease, computed, planned: 0, first_logit_row: 0, n_prompt_logit_rows: 0 };
-        Sequence { body: self.body, state: Prefilling(active) }
+        let active = Active {
+            lease,
+            computed,
+            drafted: 0,
+            planned: 0,
+            first_logit_row: 0,
+            n_prompt_logit_rows: 0,
+            ahead: Share::default(),
+        };
+        Sequence { body: self.body, state: Prefilling(Box::new(active)) }
     }
 
     /// End without having run, or without running again.
@@ -257,7 +321,7 @@ impl<S: HoldsMemory> Sequence<S> {
     pub fn preempt(mut self, memory: &mut Memory) -> Sequence<Preempted> {
         assert_eq!(self.active().planned, 0, "pages of a step in flight cannot be taken away");
         self.publish(memory);
-        self.body.drafts.ids.clear();
+        self.body.drafts.clear();
         if seeded!(PreemptedLosesItsLastToken) {
             self.body.tokens.pop();
         }

@@ -10,6 +10,8 @@ pub struct NgramIndex {
     n: usize,
     /// Position after an n-gram, by its hash; 0 = none. The length is a power of two.
     ends: Vec<u32>,
+    /// The entry before it.
+    earlier: Vec<u32>,
     /// Tokens taken in so far.
     len: usize,
 }
@@ -18,7 +20,8 @@ impl NgramIndex {
     /// For n-grams of `n` tokens in texts of at most `max_len`.
     pub fn new(n: u32, max_len: u32) -> Self {
         assert!(n > 0, "an n-gram has tokens");
-        Self { n: n as usize, ends: vec![0; (max_len as usize * 2).next_power_of_two()], len: 0 }
+        let ends = vec![0; (max_len as usize * 2).next_power_of_two()];
+        Self { n: n as usize, earlier: ends.clone(), ends, len: 0 }
     }
 
     fn bucket(&self, ngram: &[u32]) -> usize {
@@ -34,7 +37,7 @@ impl NgramIndex {
         while self.len < tokens.len() {
             if self.len >= self.n {
                 let bucket = self.bucket(&tokens[self.len - self.n..self.len]);
-                self.ends[bucket] = self.len as u32;
+                self.earlier[bucket] = std::mem::replace(&mut self.ends[bucket], self.len as u32);
             }
             self.len += 1;
         }
@@ -50,9 +53,37 @@ impl NgramIndex {
     }
 }
 
+impl NgramIndex {
+    /// What followed the occurrence before the one that `chain` was guessed from, if it differs: after how many of the
+    /// chain's tokens, and what. Call it after [`NgramIndex::propose`], with the same text.
+    pub fn other<'t>(&self, tokens: &'t [u32], chain: &[u32]) -> Option<(u32, impl Iterator<Item = u32> + 't)> {
+        let start = tokens.len().checked_sub(self.n)?;
+        let last = &tokens[start..];
+        let end = self.earlier[self.bucket(last)] as usize;
+        if chain.is_empty() || end == 0 || tokens[end - self.n..end] != *last {
+            return None;
+        }
+        let followed = &tokens[end..];
+        let fork = followed.iter().zip(chain).position(|(a, b)| a != b)?;
+        Some((fork as u32, followed[fork..].iter().copied()))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_occurrence_before_continues_otherwise() {
+        let mut index = NgramIndex::new(2, 100);
+        let text = [1, 2, 3, 4, 9, 1, 2, 3, 5, 6, 1, 2];
+        let mut guess = Vec::new();
+        index.propose(&text, 3, &mut guess);
+        assert_eq!(guess, [3, 5, 6]);
+        let (fork, other) = index.other(&text, &guess).expect("it goes on with 3 4 9");
+        assert_eq!((fork, other.take(3).collect::<Vec<_>>()), (1, vec![4, 9, 1]));
+        assert!(index.other(&text, &[3]).is_none() && index.other(&text, &[]).is_none());
+    }
 
     /// Searches backwards.
     fn naive(tokens: &[u32], n: usize, at_most: usize) -> Vec<u32> {

@@ -36,6 +36,22 @@ impl StepCost {
         }
     }
 
+    /// As [`StepCost::observe`], but believes less sooner than more: a first step is dear for reasons that do not last.
+    pub fn observe_least(&mut self, tokens: u32, ns: u64) {
+        match self.ns.get_mut(tokens as usize) {
+            Some(known) if *known > ns as f64 => *known = (*known + ns as f64) / 2.0,
+            _ => self.observe(tokens, ns),
+        }
+    }
+
+    /// As [`StepCost::ns`], but only if steps at most twice as narrow were measured: what a narrow step costs does not
+    /// follow from wide ones.
+    pub fn near(&self, tokens: u32) -> Option<f64> {
+        let at = (tokens as usize).min(COSTS);
+        let is_known = self.ns[at.div_ceil(2)..=at].iter().any(|ns| *ns > 0.0);
+        if is_known { self.ns(tokens) } else { None }
+    }
+
     /// Expected nanoseconds of a step of `tokens`; `None` before anything near was measured.
     ///
     /// Between measured widths the cost is interpolated, beyond them it is assumed to be flat: an untried width is worth
@@ -63,12 +79,14 @@ pub struct Record {
     rest: u32,
     /// Length of that rest, doubled by each failed try.
     patience: u32,
+    /// Nothing was observed yet.
+    is_new: bool,
 }
 
 impl Default for Record {
     fn default() -> Self {
         // Optimistic: a look-up that finds something is usually right.
-        Self { chance: 0.7, rest: 0, patience: 8 }
+        Self { chance: 0.7, rest: 0, patience: 8, is_new: true }
     }
 }
 
@@ -76,6 +94,7 @@ impl Record {
     /// Of `n` guesses the first `accepted` were right.
     pub fn observe(&mut self, n: u32, accepted: u32) {
         // Each accepted guess is a success, the first rejected one a failure; those behind it were not tried.
+        self.is_new = false;
         for _ in 0..accepted {
             self.chance += NEWEST * (1.0 - self.chance);
         }
@@ -90,6 +109,24 @@ impl Record {
         let is_due = self.rest == 0;
         self.rest = if is_due { self.patience } else { self.rest - 1 };
         is_due
+    }
+
+    /// Of many requests' guesses, `tried` were held against a sampled token and `accepted` of them were right.
+    pub fn observe_many(&mut self, tried: u32, accepted: u32) {
+        if tried == 0 {
+            return;
+        }
+        let newest = 1.0 - (1.0 - NEWEST).powi(tried as i32);
+        self.chance += newest * (f64::from(accepted) / f64::from(tried) - self.chance);
+        self.is_new = false;
+        self.patience = if accepted > 0 { 8 } else { (self.patience * 2).min(256) };
+    }
+
+    /// Take over what is known of others, before anything of its own is.
+    pub fn start_like(&mut self, others: &Record) {
+        if self.is_new {
+            self.chance = others.chance;
+        }
     }
 
     /// Chance of the next guess.
@@ -112,25 +149,34 @@ pub struct Offer {
 /// Set the widths of one step's `offers`, at most `total` guesses in all.
 pub fn choose(offers: &mut [Offer], total: u32, cost: &StepCost) {
     let rows = offers.len() as u32;
+    choose_by(offers, total, |n, _| cost.ns(rows + n).unwrap_or(1.0));
+}
+
+/// The same for any cost: `cost(n, depth)` is that of a turn with `n` guesses, the newest of which stands `depth` places
+/// behind its request's own token. It is called for n = 0, 1, 2, …; 0 has no newest. Returns the expected tokens per unit
+/// of cost.
+pub fn choose_by(offers: &mut [Offer], total: u32, mut cost: impl FnMut(u32, u32) -> f64) -> f64 {
+    let rows = offers.len() as u32;
     let (mut expected, mut best_rate, mut best) = (f64::from(rows), 0.0, 0);
     let most = total.min(GUESSES_MAX);
     // The chance of the guess that a request would add next.
     let next = |o: &Offer| o.chance.powi(o.width as i32 + 1);
-    let wider = |offers: &mut [Offer]| -> Option<f64> {
+    let wider = |offers: &mut [Offer]| -> Option<(f64, u32)> {
         let open = offers.iter_mut().filter(|o| o.width < o.offered);
         let first = open.reduce(|a, b| if next(b) > next(a) { b } else { a })?;
         let gain = next(first);
         first.width += 1;
-        Some(gain)
+        Some((gain, first.width))
     };
+    let mut depth = 0;
     offers.iter_mut().for_each(|o| o.width = 0);
     for n in 0..=most {
-        let rate = expected / cost.ns(rows + n).unwrap_or(1.0);
+        let rate = expected / cost(n, depth);
         if rate > best_rate {
             (best_rate, best) = (rate, n);
         }
         match wider(offers) {
-            Some(gain) => expected += gain,
+            Some((gain, at)) => (expected, depth) = (expected + gain, at),
             None => break,
         }
     }
@@ -139,11 +185,33 @@ pub fn choose(offers: &mut [Offer], total: u32, cost: &StepCost) {
     for _ in 0..best {
         wider(offers);
     }
+    best_rate
+}
+
+/// Tokens that a step with these widths is expected to give.
+pub fn expected(offers: &[Offer]) -> f64 {
+    let of = |o: &Offer| (0..=o.width as i32).map(|depth| o.chance.powi(depth)).sum::<f64>();
+    offers.iter().map(of).sum()
+}
+
+/// Whether `tokens` more, which give `gain` more, pay in a step of `n` tokens that is expected to give `expected`.
+pub fn pays(gain: f64, tokens: u32, n: u32, expected: f64, cost: &StepCost) -> bool {
+    let ns = |n| cost.ns(n).unwrap_or(1.0);
+    (expected + gain) / ns(n + tokens) > expected / ns(n)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_branch_pays_for_all_tokens_of_its_row() {
+        let mut linear = StepCost::default();
+        (1..20).for_each(|n| linear.observe(n, 10_000 + 1_000 * u64::from(n)));
+        let offers = [Offer { chance: 0.5, offered: 2, width: 2 }];
+        assert_eq!(expected(&offers), 1.75);
+        assert!(pays(0.2, 1, 3, 1.75, &linear) && !pays(0.2, 2, 3, 1.75, &linear));
+    }
 
     fn offers(chances: &[f64]) -> Vec<Offer> {
         chances.iter().map(|&chance| Offer { chance, offered: 5, width: 9 }).collect()

@@ -93,7 +93,7 @@ impl StepReader {
                 state_read: u32_at(at + offset_of!(ts_step_row, state_read)),
                 state_write: u32_at(at + offset_of!(ts_step_row, state_write)),
                 state_tokens: u32_at(at + offset_of!(ts_step_row, state_tokens)),
-                reserved: u32_at(at + offset_of!(ts_step_row, reserved)),
+                branch_offset: u32_at(at + offset_of!(ts_step_row, branch_offset)),
             })
             .collect();
         let tokens = array("tokens", header.tokens_offset, header.n_tokens, size_of::<ts_step_token>())?
@@ -137,7 +137,7 @@ mod tests {
                     state_read: word(5, i),
                     state_write: word(6, i),
                     state_tokens: word(7, i),
-                    reserved: 0,
+                    branch_offset: word(15, i),
                 })
                 .collect();
             let tokens: Vec<_> = (0..n + 4)

@@ -85,19 +85,17 @@ impl<'a> Eagle<'a> {
 
 impl<P: Passes> Drafter<P> for Eagle<'_> {
     fn propose(&mut self, passes: &mut P, history: &[i32], n: usize) -> Result<Vec<i32>, P::Error> {
-        let computed = history.len() as u32 - 1;
-        // The row at position p takes the token at p + 1.
-        let ids = &history[self.rows as usize + 1..];
+        let ids = &history[self.rows as usize..];
         let step = self.place.step(self.rows, ids, false);
         let mut logits = passes.run(Pass::First, &step)?;
-        self.rows = computed;
+        self.rows = history.len() as u32;
         let mut chain = Vec::new();
         while chain.len() < n {
             let Some(row) = logits.last() else { break };
             let id = self.choice(row);
             chain.push(id);
             if chain.len() < n {
-                let step = self.place.step(computed + chain.len() as u32 - 1, &[id], false);
+                let step = self.place.step(self.rows + chain.len() as u32 - 1, &[id], false);
                 logits = passes.run(Pass::Next, &step)?;
             }
         }

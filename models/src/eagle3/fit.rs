@@ -97,7 +97,7 @@ pub fn fitted(target: &Path, out: &Path, seed: u64) -> Result<Fit, FitError> {
     let mut graphs = kimi::Graphs::new(&target_config, GraphOptions { taps, ..GraphOptions::EXACT });
     let (identity, memory) = with_identity(&config, &made);
     let draft = Graphs::attach(&identity, &mut graphs, Options { latent: DType::F32, own_embedding: false });
-    let source = Joined { target: &target_weights, draft: &memory };
+    let source = Joined::<&dyn WeightSource> { target: &target_weights, draft: &memory };
     let mut walker = Walker::new(&draft.first.components, &source, REQUESTS as u64, TOKENS as u64);
     let text = Text::generate(&mut walker, &graphs.forward, &target_config, seed)?;
     let samples = hidden_states(&mut walker, &draft, &text)?;
@@ -170,16 +170,16 @@ type Sample<'t> = (Vec<f32>, &'t [f32]);
 /// Hidden states before the head, each with the target's logits that the head should give.
 fn hidden_states<'t>(walker: &mut Walker<'_>, draft: &Graphs, text: &'t Text) -> Result<Vec<Sample<'t>>, WalkError> {
     let mut samples = Vec::new();
-    // The row at position p takes the token at p + 1 and stands for the target's logits there.
-    let rows = walker.run(&draft.first, &step(0, text.ids.iter().map(|ids| &ids[1..])))?;
-    for (i, x) in rows.into_iter().enumerate() {
-        samples.push((x, &text.logits[i / (TOKENS - 1)][i % (TOKENS - 1) + 1][..]));
+    let rows = walker.run(&draft.first, &step(0, text.ids.iter().map(|ids| &ids[..])))?;
+    // The first token of a text has no hidden states before it.
+    for (i, x) in rows.into_iter().enumerate().filter(|(i, _)| i % TOKENS > 0) {
+        samples.push((x, &text.logits[i / TOKENS][i % TOKENS][..]));
     }
     // From the last start to the first: a chain overwrites rows after its start, which no earlier start reads.
-    for start in (0..TOKENS - 1).rev() {
-        for p in (start + 1..start + CHAIN).take_while(|p| p + 1 < TOKENS) {
-            let rows = walker.run(&draft.next, &step(p as u32, text.ids.iter().map(|ids| &ids[p + 1..p + 2])))?;
-            samples.extend(rows.into_iter().zip(&text.logits).map(|(x, logits)| (x, &logits[p + 1][..])));
+    for start in (1..TOKENS).rev() {
+        for p in (start + 1..start + CHAIN).take_while(|p| *p < TOKENS) {
+            let rows = walker.run(&draft.next, &step(p as u32, text.ids.iter().map(|ids| &ids[p..p + 1])))?;
+            samples.extend(rows.into_iter().zip(&text.logits).map(|(x, logits)| (x, &logits[p][..])));
         }
     }
     Ok(samples)

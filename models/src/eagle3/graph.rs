@@ -1,9 +1,16 @@
 //! The draft's two passes over one cache layout.
 //!
-//! A row of a pass stands at the position p of a target token whose hidden states it reads; its token is the *next* one,
-//! p + 1, so it predicts token p + 2. The first pass runs over rows the target has newly computed and reads the taps; a
-//! next pass runs one row and reads what the pass before left one position back. Both leave their hidden state at their
-//! own position, and their latent row in the draft's own cache, where later passes overwrite the rows of rejected tokens.
+//! A row of a pass stands at the position p of its token and reads hidden states from one position back: the first pass,
+//! over tokens of the text, the target's taps there; a next pass, over one guess, what the pass before left there. So it
+//! predicts token p + 1. Both leave their hidden state at their own position, and their latent row in the draft's own
+//! cache, where later passes overwrite the rows of rejected tokens. The first pass may be one token ahead of the target:
+//! the newest token has no hidden states yet, and needs none.
+//!
+//! Published drafts are described with the row of tap p at p, its token being the next one. That is the same function, as
+//! only differences of positions matter to attention, but for one row: here token 0 has a row too, of a hidden state of
+//! zeros. It buys that a page of draft rows is made from tokens of that page and before, as every other component's, so a
+//! cached page is right for every continuation. Rejected: the published places. The last row of a page would belong to one
+//! continuation, and the next one to hit the page would either draft from a wrong row or write into a shared page.
 //!
 //! Hidden states reach the draft through pages (see `kimi::Taps`): the target writes them there, `kv_read` fetches them.
 //! The draft adds its own output as another tensor of that component, and a component `draft` for its latent rows. Taps
@@ -13,10 +20,6 @@
 //! All graphs of one engine name the same components and update all their tables, so attaching a draft changes the
 //! target's graphs too.
 //!
-//! After a prefix hit the draft's row just before the boundary may have been made with another continuation's token. That
-//! costs a draft's quality, never a token: what is emitted is the target's choice.
-//!
-//! Positions: `rope` and the caches use those of the step, and only differences of positions matter to attention.
 //! The rotated part of a query or row comes last, and `rope` turns leading dimensions; it is given a frequency of zero for
 //! the dimensions before. Rejected: reordering rows of the weights, which would copy them at load.
 
@@ -114,7 +117,7 @@ impl Builder<'_> {
         let embedding = self.value("draft.embed_tokens", &[h]);
         self.graph.push(OpKind::Embedding, Attrs::default(), &[table, embedding], "draft.embed_tokens");
 
-        let input = if first { self.fused_taps() } else { self.hidden(1) };
+        let input = if first { self.fused_taps() } else { self.read(self.config.tap_count() as usize, "hidden") };
         let token = self.norm(embedding, "layers.0.input_layernorm", h);
         let state = self.norm(input, "layers.0.hidden_norm", h);
         let both = self.binary(OpKind::Concat, token, state, "layers.0.input", 2 * h);
@@ -146,7 +149,7 @@ impl Builder<'_> {
         let count = self.config.tap_count();
         let mut joined: Option<Ref> = None;
         for i in 0..count {
-            let tap = self.read(i as usize, 0, &format!("tap.{i}"));
+            let tap = self.read(i as usize, &format!("tap.{i}"));
             let normed = self.norm(tap, &format!("fc_norm.{i}"), h);
             joined = Some(match joined {
                 None => normed,
@@ -156,17 +159,12 @@ impl Builder<'_> {
         self.linear(joined.expect("at least one tap"), "fc", &[h], count * h)
     }
 
-    /// What a pass left `back` positions ago.
-    fn hidden(&mut self, back: i64) -> Ref {
-        let tensor = self.config.tap_count() as usize;
-        self.read(tensor, back, "hidden")
-    }
-
-    fn read(&mut self, tensor: usize, back: i64, name: &str) -> Ref {
+    /// What was left one position back.
+    fn read(&mut self, tensor: usize, name: &str) -> Ref {
         let component = self.taps;
         let y = self.value(&format!("{PREFIX}{name}"), &[1, self.config.hidden_size]);
         let operands = [Ref::Cache { component, tensor }, Ref::Table { component }, y];
-        self.graph.push(OpKind::KvRead, attrs(&[component as i64, back], &[]), &operands, format!("{PREFIX}{name}"));
+        self.graph.push(OpKind::KvRead, attrs(&[component as i64, 1], &[]), &operands, format!("{PREFIX}{name}"));
         y
     }
 

@@ -199,21 +199,21 @@ impl WeightSource for Eagle3Weights {
     }
 }
 
-/// The weights of a target and of its draft as one source.
-pub struct Joined<'a> {
+/// The weights of a target and of its draft as one source; both by reference or boxed.
+pub struct Joined<T> {
     /// Weights without [`PREFIX`].
-    pub target: &'a dyn WeightSource,
+    pub target: T,
     /// Weights with it.
-    pub draft: &'a dyn WeightSource,
+    pub draft: T,
 }
 
-impl std::fmt::Debug for Joined<'_> {
+impl<T> std::fmt::Debug for Joined<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Joined")
     }
 }
 
-impl WeightSource for Joined<'_> {
+impl<T: std::ops::Deref<Target: WeightSource> + Send + Sync> WeightSource for Joined<T> {
     fn regions(&self) -> Vec<&[u8]> {
         [self.target.regions(), self.draft.regions()].concat()
     }
@@ -227,7 +227,10 @@ impl WeightSource for Joined<'_> {
             WeightBytes::Mapped { region, offset, bytes } => {
                 WeightBytes::Mapped { region: before + region, offset, bytes }
             }
-            owned => owned,
+            WeightBytes::Pitched { region, offset, pitch, count, bytes } => {
+                WeightBytes::Pitched { region: before + region, offset, pitch, count, bytes }
+            }
+            owned @ WeightBytes::Owned(_) => owned,
         })
     }
 }

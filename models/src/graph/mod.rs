@@ -1,5 +1,6 @@
 //! Model graphs in the op catalogue's terms, and which checkpoint tensors they need.
 
+pub mod branches;
 mod llama;
 mod parts;
 

@@ -19,7 +19,7 @@ pub use weights::Weights;
 use crate::{
     config::{GenerationDefaults, ModelConfig, from_gguf},
     graph,
-    kimi::{GraphOptions, Graphs, KimiWeights},
+    kimi::{GraphOptions, Graphs, KimiWeights, Taps},
     weights::{Checkpoint, gguf::Metadata},
 };
 use place::Place;
@@ -162,6 +162,15 @@ impl Model {
         let options = GraphOptions { latent: self.kv_dtype, candidates: candidates.into(), ..GraphOptions::EXACT };
         let graphs = Graphs::new(config, options);
         Some([graphs.forward, graphs.verify?, graphs.replay?])
+    }
+
+    /// As [`Model::verifying`], with `taps` for a draft that reads the model's hidden states; `None` for families that have
+    /// no such drafts.
+    pub fn tapped(&self, candidates: u32, taps: Taps) -> Option<Graphs> {
+        let ModelConfig::Kimi(config) = &self.config else { return None };
+        let options =
+            GraphOptions { latent: self.kv_dtype, candidates: candidates.into(), taps, ..GraphOptions::EXACT };
+        Some(Graphs::new(config, options))
     }
 
     /// Bytes by part, parameters, cache bytes per token.

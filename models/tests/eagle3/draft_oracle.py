@@ -1,6 +1,7 @@
 """The EAGLE3 draft in numpy float64, written from the formulas and independent of the engine's code.
 
-Positions are those of the taps: row p takes the target's hidden states of token p and the embedding of token p + 1.
+Positions are those of the tokens: row p takes the embedding of token p and the target's hidden states of token p - 1,
+which are zeros for p = 0.
 Keys and values are expanded per head, frequencies follow the YaRN paper, so neither absorption nor tables are shared with
 what is tested.
 """

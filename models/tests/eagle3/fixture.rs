@@ -78,7 +78,7 @@ impl Pair {
         Self::open(&folder.target(), &folder.draft())
     }
 
-    pub fn source(&self) -> Joined<'_> {
+    pub fn source(&self) -> Joined<&dyn WeightSource> {
         Joined { target: &self.target_weights, draft: &self.draft_weights }
     }
 

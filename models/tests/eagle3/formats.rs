@@ -4,7 +4,7 @@ use crate::{
     fixture::{Folder, PLACE, prompt},
     variants::SEED,
 };
-use tokenspeed_backend_api::dtype::DType;
+use tokenspeed_backend_api::{dtype::DType, graph::WeightSource};
 use tokenspeed_models::{
     eagle3::{self, Eagle3Weights, Joined, tiny, walker::Walker},
     kimi::{self, GraphOptions, KimiWeights},
@@ -21,7 +21,7 @@ fn narrow_rows_move_logits_a_little() {
     let open = |folder: std::path::PathBuf| Checkpoint::open(&folder.join("model.safetensors")).expect("it opens");
     let target_weights = KimiWeights::open(open(folder.target()), &target).expect("complete");
     let draft_weights = Eagle3Weights::open(open(folder.draft()), &draft).expect("complete");
-    let source = Joined { target: &target_weights, draft: &draft_weights };
+    let source = Joined::<&dyn WeightSource> { target: &target_weights, draft: &draft_weights };
     let ids = prompt(1, 8);
     let logits = [DType::F32, DType::BF16].map(|dtype| {
         let taps = draft.taps_of(&target).expect("they fit");

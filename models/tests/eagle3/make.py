@@ -5,8 +5,8 @@
 
 {"ids": [tokens], "drafts": {name: {"first": [[8 logits] per row], "next": [[8 logits] per row], "argmax": [per row]}}}
 
-The target's hidden states are the oracle's too (tests/golden/kimi). The first pass runs over all rows but those of the
-last three tokens; two next passes follow, on the given tokens. The logits kept of row p are those of entries
+The target's hidden states are the oracle's too (tests/golden/kimi). The first pass runs over all tokens but the
+last two; two next passes follow, on the given tokens. The logits kept of row p are those of entries
 (37 p + 61 j) mod V, j = 0..7, V = rows of the draft's head; argmax is over all of them.
 """
 import json
@@ -35,12 +35,13 @@ for path in sorted(folder.iterdir()):
     draft = Draft(path, target.w["model.embed_tokens.weight"])
     completed = draft.c["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
     kept = {"first": [], "next": [], "argmax": []}
-    for p in range(len(ids) - 1):
-        name = "first" if p < len(ids) - 3 else "next"
+    for p in range(len(ids)):
+        name = "first" if p < len(ids) - 2 else "next"
         if name == "first":
-            _, logits = draft.first(p, [sums[p][layer - 1] for layer in completed], ids[p + 1])
+            taps = [sums[p - 1][layer - 1] if p > 0 else np.zeros_like(sums[0][0]) for layer in completed]
+            _, logits = draft.first(p, taps, ids[p])
         else:
-            _, logits = draft.next(p, ids[p + 1])
+            _, logits = draft.next(p, ids[p])
         kept[name].append([round(float(logits[(37 * p + 61 * j) % len(logits)]), 7) for j in range(8)])
         kept["argmax"].append(int(logits.argmax()))
     drafts[path.name] = kept

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use tokenspeed_core::speculation::DRAFT_MAX;
+use tokenspeed_core::speculation::{BRANCHES_MAX, DRAFT_MAX};
 
 /// How numbers are computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -57,6 +57,12 @@ pub enum SpeculativeAlgorithm {
     None,
     /// What followed the last tokens when the text had them before (prompt lookup)
     Ngram,
+    /// An EAGLE3 draft, which reads the model's hidden states
+    #[value(alias = "EAGLE3")]
+    Eagle3,
+    /// A small model of the Llama family with the same tokenizer
+    #[value(alias = "draft_model")]
+    DraftModel,
 }
 
 /// How tool calls are recognised in answers.
@@ -102,8 +108,19 @@ pub enum GenerationConfig {
     None,
 }
 
-/// Guesses per sequence and step, where the user is silent.
-pub const DRAFT_TOKENS: u32 = 12;
+/// Whose prompt is computed first, within a priority class.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum SchedulingPolicy {
+    /// First come, first served
+    #[default]
+    Fcfs,
+    /// Fewest tokens that the prefix cache does not have; see --max-overtaken-steps
+    ShortestPrefill,
+}
+
+/// Guesses per sequence and step, where the user is silent: from the text, which cost nothing to make, and by a model.
+const LOOKUP_TOKENS: u32 = 12;
+const MODEL_TOKENS: u32 = 3;
 
 /// What to load and how.
 #[derive(Clone, Debug, Args)]
@@ -140,6 +157,22 @@ pub struct EngineOptions {
     /// Time one step should take [default: twice the measured decode step]
     #[arg(long, value_name = "MS", value_parser = positive_ms)]
     pub step_time_target_ms: Option<f64>,
+    /// Plan a step only when the one before has ended, not while it runs; changes no answer
+    #[arg(long)]
+    pub disable_overlap_schedule: bool,
+    /// Whose prompt is computed first, within a priority class
+    #[arg(long, alias = "schedule-policy", value_enum, default_value_t)]
+    pub scheduling_policy: SchedulingPolicy,
+    /// With shortest-prefill: after so many steps in which later prompts went first, a prompt is next
+    #[arg(long, default_value_t = 64, value_name = "STEPS")]
+    pub max_overtaken_steps: u32,
+    /// Keep a prompt waiting this long for others to share its forward pass while somebody decodes; 0 = never
+    #[arg(long, default_value_t = 0, value_name = "MS")]
+    pub prefill_coalescing_ms: u32,
+    /// Answer 429 with Retry-After to requests that would start later than this, predicted from queued tokens and
+    /// measured speed. The default is half of what common clients wait for an answer; 0 = queue them all
+    #[arg(long, default_value_t = 300_000, value_name = "MS")]
+    pub max_queue_delay_ms: u32,
     /// Memory for the key/value cache, like 2GiB or 500MB [default: a share of what is free]
     #[arg(long = "memory", value_name = "BYTES", value_parser = bytes)]
     pub memory_bytes: Option<u64>,
@@ -164,18 +197,40 @@ pub struct EngineOptions {
     /// Guess tokens and check several per step; answers stay the same, and widths follow what is accepted
     #[arg(long, value_enum, default_value_t)]
     pub speculative_algorithm: SpeculativeAlgorithm,
-    /// Guesses per sequence and step, at most
-    #[arg(long, default_value_t = DRAFT_TOKENS, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(DRAFT_MAX)))]
-    pub speculative_num_draft_tokens: u32,
+    /// The draft of eagle3 and draft-model: a folder, a .gguf file (draft-model), or a pulled name
+    #[arg(long, alias = "speculative-draft-model-path", value_name = "MODEL")]
+    pub speculative_draft_model: Option<String>,
+    /// Guesses per sequence and step, at most [default: 12 from the text, 3 by a model]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(DRAFT_MAX)))]
+    pub speculative_num_draft_tokens: Option<u32>,
+    /// Continuations checked beside each other, at most: 1 is a chain of guesses, more make it a tree
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 + i64::from(BRANCHES_MAX)))]
+    pub speculative_eagle_topk: u32,
     /// Tokens that must repeat before a guess is made
     #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16))]
     pub speculative_ngram: u32,
     /// Recurrent states kept at most for the prefix cache, if memory allows [default: four per sequence]
     #[arg(long, value_name = "N")]
     pub prefix_snapshots: Option<u32>,
+    /// Host memory for cached pages and states that leave the device, like 8GiB [default: none]
+    #[arg(long, value_name = "BYTES", value_parser = bytes, conflicts_with = "no_prefix_cache")]
+    pub host_cache_bytes: Option<u64>,
     /// Compute every prompt from its first token
     #[arg(long)]
     pub no_prefix_cache: bool,
+    /// Block events kept for readers; no option of its own, see `serve --kv-events-config`.
+    #[arg(skip)]
+    pub cache_events: u32,
+}
+
+impl EngineOptions {
+    /// Guesses per sequence and step, at most.
+    pub fn draft_tokens(&self) -> u32 {
+        self.speculative_num_draft_tokens.unwrap_or(match self.speculative_algorithm {
+            SpeculativeAlgorithm::None | SpeculativeAlgorithm::Ngram => LOOKUP_TOKENS,
+            SpeculativeAlgorithm::Eagle3 | SpeculativeAlgorithm::DraftModel => MODEL_TOKENS,
+        })
+    }
 }
 
 fn key_value(text: &str) -> Result<(String, String), String> {

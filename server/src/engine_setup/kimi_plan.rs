@@ -18,8 +18,8 @@ use super::kimi_report;
 use crate::{
     cli::{
         engine_options::{
-            DRAFT_TOKENS, Dtype, EngineOptions, GenerationConfig, KvCacheDtype, Mode, ReasoningParser,
-            SpeculativeAlgorithm, ToolCallParser,
+            Dtype, EngineOptions, GenerationConfig, KvCacheDtype, Mode, ReasoningParser, SpeculativeAlgorithm,
+            ToolCallParser,
         },
         model_path::{ModelPath, resolve_model},
         plan::{DraftModel, PlanArgs},
@@ -118,7 +118,7 @@ fn speculation(request: &mut PlanRequest, config: &KimiConfig, args: &PlanArgs) 
     };
     let usual = match request.draft {
         Some(_) => 4,
-        None if guesses => u64::from(engine.speculative_num_draft_tokens) + 1,
+        None if guesses => u64::from(engine.draft_tokens()) + 1,
         None => 0,
     };
     request.candidates = options.verify_tokens.unwrap_or(usual);
@@ -158,8 +158,14 @@ impl KimiReport {
 fn refuse_what_needs_a_backend(engine: &EngineOptions) -> Result<(), CliError> {
     let ngram = engine.speculative_algorithm == SpeculativeAlgorithm::Ngram;
     let given = [
-        (!ngram && engine.speculative_num_draft_tokens != DRAFT_TOKENS, "--speculative-num-draft-tokens"),
+        (engine.speculative_draft_model.is_some(), "--speculative-draft-model"),
+        (
+            matches!(engine.speculative_algorithm, SpeculativeAlgorithm::Eagle3 | SpeculativeAlgorithm::DraftModel),
+            "--speculative-algorithm",
+        ),
+        (!ngram && engine.speculative_num_draft_tokens.is_some(), "--speculative-num-draft-tokens"),
         (engine.speculative_ngram != 3, "--speculative-ngram"),
+        (engine.speculative_eagle_topk != 1, "--speculative-eagle-topk"),
         (engine.memory_bytes.is_some(), "--memory"),
         (engine.backend != "reference-cpu", "--backend"),
         (!engine.backend_options.is_empty(), "--backend-option"),
@@ -167,6 +173,7 @@ fn refuse_what_needs_a_backend(engine: &EngineOptions) -> Result<(), CliError> {
         (engine.dtype != Dtype::default(), "--dtype"),
         (engine.mla_latent_eps.is_some(), "--mla-latent-eps"),
         (engine.step_time_target_ms.is_some(), "--step-time-target-ms"),
+        (engine.disable_overlap_schedule, "--disable-overlap-schedule"),
         (engine.threads.is_some(), "--threads"),
         (engine.seed.is_some(), "--seed"),
         (engine.prefix_snapshots.is_some(), "--prefix-snapshots"),
@@ -181,6 +188,11 @@ fn refuse_what_needs_a_backend(engine: &EngineOptions) -> Result<(), CliError> {
             "a plan of ranks asks no backend, so there is no budget to set",
             "--memory",
             "give the memory of each device as --device-memory",
+        )),
+        Some((_, "--speculative-algorithm" | "--speculative-draft-model")) => Err(CliError::usage(
+            "a plan of ranks knows the published draft only, and opens none",
+            "--speculative-algorithm",
+            "plan for it with --draft-model eagle3",
         )),
         Some((_, "--speculative-num-draft-tokens")) => Err(CliError::usage(
             "guesses per step are counted for --speculative-algorithm ngram only",

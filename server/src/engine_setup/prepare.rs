@@ -15,15 +15,21 @@ use tokenspeed_core::{
     load::{self, DeviceProgram},
     lower::{Capacity, Lowered},
     memory::{MemoryPlan, MemoryRequest, plan_memory},
+    scheduler::policy::{Order, SchedulingConfig},
     speculation::{GUESSES_MAX, SpeculationConfig},
     step::StepCapacity,
 };
-use tokenspeed_models::loader::{LoadOptions, Model};
+use tokenspeed_models::{
+    graph::branches,
+    loader::{LoadOptions, Model},
+};
 
-use super::{GenerationDefaults, backend, experts::ExpertBudget, text};
+use super::{GenerationDefaults, backend, draft::Draft, experts::ExpertBudget, text};
 use crate::{
     cli::{
-        engine_options::{Dtype, EngineOptions, GenerationConfig, KvCacheDtype, Mode, SpeculativeAlgorithm},
+        engine_options::{
+            Dtype, EngineOptions, GenerationConfig, KvCacheDtype, Mode, SchedulingPolicy, SpeculativeAlgorithm,
+        },
         model_path::{ModelPath, resolve_model},
     },
     error::CliError,
@@ -50,7 +56,7 @@ pub(super) struct Prepared {
     pub model: Model,
     pub backend: Backend,
     pub device: Device,
-    /// In the order of the engine's passes.
+    /// In the order of the engine's passes; the draft's come last.
     pub graphs: Vec<Graph>,
     pub lowered: Vec<Lowered>,
     pub capacity: Capacity,
@@ -59,6 +65,8 @@ pub(super) struct Prepared {
     pub experts: Option<ExpertBudget>,
     pub engine: EngineConfig,
     pub frontend: Arc<dyn TextFrontend>,
+    /// The model that guesses, and where its graphs are.
+    draft: Option<(Draft, [usize; 2])>,
 }
 
 /// Tokens per page where the backend has no wish.
@@ -78,7 +86,11 @@ impl Prepared {
         };
         let backend = backend::find(&options.backend)?;
         let mut device = backend::open(&backend, &backend_options(options))?;
-        let mut engine = engine_config(options, shape, &model, &*frontend, &device)?;
+        let draft = match shape {
+            Shape::Logits(_) => None,
+            _ => Draft::open(options, &model, &load_options(options))?,
+        };
+        let mut engine = engine_config(options, shape, &model, &*frontend, &device, draft.as_ref())?;
         let capacity = capacity(&engine, shape);
         let full = engine.pages_of(engine.max_model_len);
         let budget_bytes = options.memory_bytes.unwrap_or_else(|| default_memory(&device));
@@ -89,7 +101,14 @@ impl Prepared {
             states_extra: if !matches!(shape, Shape::Logits(_)) { states_extra(options, &engine) } else { 0 },
         };
         let alignment = device.alignment();
-        let graphs = graphs(&model, &engine)?;
+        let (graphs, draft) = match draft {
+            None => (graphs(&model, &engine)?, None),
+            Some(draft) => {
+                let branches = engine.branch_rows() > 0;
+                let drafted = draft.graphs(&model, engine.candidates(), has_state(&model), branches)?;
+                (drafted.graphs, Some((draft, drafted.passes)))
+            }
+        };
         let refs: Vec<&Graph> = graphs.iter().collect();
         let plan = |device: &Device, request| {
             plan_memory(&refs, capacity, alignment, request, &mut |desc: &OpDesc, label: &str| ask(device, desc, label))
@@ -118,8 +137,11 @@ impl Prepared {
                 ComponentKind::State { .. } => ComponentConfig::of(c, capacity.states),
             })
             .collect();
+        if let (Some(bytes), Shape::Serve | Shape::ServeIds | Shape::Plan) = (options.host_cache_bytes, shape) {
+            (engine.host_pages, engine.host_states) = host_places(bytes, &memory)?;
+        }
         engine.validate().map_err(|e| CliError::new(e.to_string(), options.model.clone(), ""))?;
-        Ok(Self { model, backend, device, graphs, lowered, capacity, memory, experts, engine, frontend })
+        Ok(Self { model, backend, device, graphs, lowered, capacity, memory, experts, engine, frontend, draft })
     }
 
     /// Bring the weights in and prepare the program.
@@ -142,9 +164,20 @@ impl Prepared {
             step_bytes: step_capacity(&self.engine, self.capacity).bytes() as u64,
             via: None,
         };
-        let program = load::load(self.device, &plan, Arc::new(self.model.weights), &mut report);
+        // Without recurrent states there is no verify pass before it.
+        let replay = (self.engine.branch_rows() > 0 && !has_state(&self.model)).then_some(1);
+        let program = match self.draft {
+            None => load::load(self.device, &plan, Arc::new(self.model.weights), &mut report),
+            Some((draft, [first, next])) => load::load(self.device, &plan, draft.join(self.model.weights), &mut report)
+                .map(|program| program.with_draft(first, next)),
+        };
         progress.finish();
-        program.map_err(|e| CliError::new(e.to_string(), "while loading weights", ""))
+        let program = program.map_err(|e| CliError::new(e.to_string(), "while loading weights", ""))?;
+        let program = program.with_host_cache(self.engine.host_pages, self.engine.host_states);
+        Ok(match replay {
+            Some(at) => program.with_replay(at),
+            None => program,
+        })
     }
 
     /// Sampling values of the model's own files, unless told to ignore them.
@@ -180,6 +213,9 @@ impl Prepared {
         t.row("weights", format!("{} in {}", mib(sizes.weight_bytes), self.weight_formats()));
         for notice in &self.model.notices {
             t.row(if notice.is_warning { "warning" } else { "note" }, notice.text.clone());
+        }
+        for notice in self.draft.iter().flat_map(|(draft, _)| draft.notices()) {
+            t.row(if notice.is_warning { "warning" } else { "note" }, format!("draft: {}", notice.text));
         }
         let device = self.device.info();
         t.row("backend", format!("{} {} on {}", self.backend.name(), self.backend.info().version, device.name));
@@ -222,9 +258,19 @@ impl Prepared {
             "off (--no-prefix-cache)".into()
         };
         t.row("prefix cache", cache);
+        if e.host_pages > 0 {
+            let bytes = u64::from(e.host_pages) * m.page_bytes + u64::from(e.host_states) * m.state_bytes;
+            let tokens = u64::from(e.host_pages) * u64::from(e.block_tokens);
+            let states = if e.host_states > 0 { format!(", {} states", e.host_states) } else { String::new() };
+            t.row("host cache", format!("{tokens} tokens{states}, up to {} of this machine's memory", mib(bytes)));
+        }
         if let Some(s) = &e.speculation {
-            let what =
-                format!("guesses from the text itself, {} at most, after {} repeated tokens", s.draft_max, s.ngram);
+            let what = match &self.draft {
+                Some((draft, _)) => format!("{}, {} at most", draft.describe(), s.draft_max),
+                None => {
+                    format!("guesses from the text itself, {} at most, after {} repeated tokens", s.draft_max, s.ngram)
+                }
+            };
             t.row("speculation", what);
         }
         t.row("sampling defaults", self.defaults(options).to_string());
@@ -243,16 +289,26 @@ impl Prepared {
     }
 }
 
+fn has_state(model: &Model) -> bool {
+    model.graph.components.iter().any(|c| matches!(c.kind, ComponentKind::State { .. }))
+}
+
 /// The passes that the engine will run.
 fn graphs(model: &Model, engine: &EngineConfig) -> Result<Vec<Graph>, CliError> {
-    let has_state = model.graph.components.iter().any(|c| matches!(c.kind, ComponentKind::State { .. }));
     match &engine.speculation {
-        Some(speculation) if has_state => {
-            let candidates = speculation.draft_max + 1;
-            model.verifying(candidates).map(Vec::from).ok_or_else(|| {
+        Some(speculation) if has_state(model) => {
+            let graphs = model.verifying(engine.candidates()).ok_or_else(|| {
                 let what = "this model cannot check guesses";
                 CliError::usage(what.to_owned(), "--speculative-algorithm", "leave it out")
-            })
+            });
+            let [forward, verify, mut replay] = graphs?;
+            if speculation.branches > 0 {
+                branches::move_branches(&mut replay, |_| true);
+            }
+            Ok(vec![forward, verify, replay])
+        }
+        Some(speculation) if speculation.branches > 0 => {
+            Ok(vec![model.graph.clone(), branches::commit(&model.graph, |_| true)])
         }
         _ => Ok(vec![model.graph.clone()]),
     }
@@ -263,8 +319,8 @@ pub(super) fn mib(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64)
 }
 
-fn open_model(options: &EngineOptions, place: &ModelPath, shape: Shape) -> Result<Model, CliError> {
-    let load_options = LoadOptions {
+fn load_options(options: &EngineOptions) -> LoadOptions {
+    LoadOptions {
         kv_dtype: kv_dtype(options.kv_cache_dtype),
         dequantize: match options.dtype {
             Dtype::Auto => None,
@@ -274,7 +330,11 @@ fn open_model(options: &EngineOptions, place: &ModelPath, shape: Shape) -> Resul
         },
         seed: options.seed.unwrap_or(0),
         latent_eps: options.mla_latent_eps,
-    };
+    }
+}
+
+fn open_model(options: &EngineOptions, place: &ModelPath, shape: Shape) -> Result<Model, CliError> {
+    let load_options = load_options(options);
     let path = match place {
         ModelPath::Dummy(path) => PathBuf::from(format!("dummy:{}", path.display())),
         ModelPath::Folder(path) | ModelPath::Gguf(path) => path.clone(),
@@ -320,6 +380,7 @@ fn engine_config(
     model: &Model,
     frontend: &dyn TextFrontend,
     device: &Device,
+    draft: Option<&Draft>,
 ) -> Result<EngineConfig, CliError> {
     let block_tokens = device.page_tokens().unwrap_or(PAGE_TOKENS);
     let context = u32::try_from(model.config.context_tokens_max()).unwrap_or(u32::MAX >> 1);
@@ -350,15 +411,46 @@ fn engine_config(
     config.tokenizer_vocab_size = frontend.vocab_size().min(vocab);
     config.eos_ids = frontend.eos_ids().to_vec();
     config.prefix_cache = !options.no_prefix_cache;
-    if shape == Shape::Serve && options.speculative_algorithm == SpeculativeAlgorithm::Ngram {
-        let (draft_max, ngram) = (options.speculative_num_draft_tokens, options.speculative_ngram);
-        config.speculation = Some(SpeculationConfig { draft_max, ngram });
-        let guesses = GUESSES_MAX.min(max_num_seqs.saturating_mul(draft_max));
+    config.scheduling = SchedulingConfig {
+        order: match options.scheduling_policy {
+            SchedulingPolicy::Fcfs => Order::FirstCome,
+            SchedulingPolicy::ShortestPrefill => Order::ShortestPrefill,
+        },
+        overtaken_steps_max: options.max_overtaken_steps,
+        coalescing_ns: u64::from(options.prefill_coalescing_ms) * 1_000_000,
+    };
+    config.cache_events = options.cache_events;
+    config.draft = draft.map(Draft::model);
+    let looks_up = shape == Shape::Serve && options.speculative_algorithm == SpeculativeAlgorithm::Ngram;
+    if looks_up || draft.is_some() {
+        let (draft_max, ngram) = (options.draft_tokens(), options.speculative_ngram);
+        let branches = options.speculative_eagle_topk - 1;
+        if branches > 0 && !device.branch_rows() {
+            let what = "this backend checks one continuation at a time";
+            return Err(CliError::usage(what, "--speculative-eagle-topk", "give 1, or leave it out"));
+        }
+        config.speculation = Some(SpeculationConfig { draft_max, ngram, branches });
+        let each = config.speculation.map_or(0, |_| config.candidates() - 1);
+        let guesses = GUESSES_MAX.min(max_num_seqs.saturating_mul(each));
         config.max_batch_tokens += guesses;
         config.max_logit_rows += guesses;
     }
     config.secret = [random_u64(), random_u64()];
     Ok(config)
+}
+
+/// Pages and states that so many bytes of host memory hold. A page without a state near its end is as little use as a state
+/// without its pages: half each where there are both.
+fn host_places(bytes: u64, memory: &MemoryPlan) -> Result<(u32, u32), CliError> {
+    let share = if memory.state_bytes > 0 { bytes / 2 } else { bytes };
+    let places = |size: u64| share.checked_div(size).map_or(0, |n| n.min(u64::from(u32::MAX >> 2)) as u32);
+    let (pages, states) = (places(memory.page_bytes), places(memory.state_bytes));
+    if pages == 0 || memory.state_bytes > 0 && states == 0 {
+        let (page, state) = (mib(memory.page_bytes), mib(memory.state_bytes));
+        let what = format!("not one page of {page} and its recurrent state of {state} fit into half of that each");
+        return Err(CliError::usage(what, format!("--host-cache-bytes {bytes}"), "give more, or leave it out"));
+    }
+    Ok((pages, states))
 }
 
 /// Slots for the states of the prefix cache: a second one for each running request, and those to keep.
@@ -378,7 +470,7 @@ fn capacity(engine: &EngineConfig, shape: Shape) -> Capacity {
     };
     Capacity {
         tokens,
-        rows: engine.max_num_seqs,
+        rows: engine.max_num_seqs + engine.branch_rows(),
         logit_rows,
         table_rows: engine.table_rows,
         blocks_per_row: engine.blocks_per_row,

@@ -77,7 +77,7 @@ fn frontend(tokenizer: Tokenizer, model: &Model, choices: TextChoices<'_>) -> Re
 }
 
 /// `None` for random weights whose config has no tokenizer beside it.
-fn tokenizer_of(model: &Model) -> Result<Option<Tokenizer>, CliError> {
+pub(super) fn tokenizer_of(model: &Model) -> Result<Option<Tokenizer>, CliError> {
     let fail = |e: String| CliError::new(e, model.name.clone(), "the tokenizer was not loaded");
     match &model.text {
         TextSource::Folder(folder)

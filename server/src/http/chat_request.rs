@@ -8,9 +8,12 @@ use super::{
     fields::Fields,
     limits, messages,
     request::{self, GenerationRequest, Prompt, RequestContext, Shape},
-    sampling,
+    sampling, structure,
 };
-use crate::frontend::{ChatInput, ParseOptions, ToolChoice};
+use crate::{
+    frontend::{ChatInput, ParseOptions, ToolChoice},
+    grammar::{Answer, Wish},
+};
 
 /// Validate, render, encode.
 pub fn read(body: Map<String, Value>, context: RequestContext<'_>) -> Result<GenerationRequest, ApiError> {
@@ -19,7 +22,8 @@ pub fn read(body: Map<String, Value>, context: RequestContext<'_>) -> Result<Gen
     let (mut params, mut output) = sampling::read(&fields, context.sampling())?;
     let asked = max_tokens(&fields)?;
     let logprobs = logprobs(&fields)?;
-    let Conversation { input, callable, single_tool_call } = chat_input(&fields, context)?;
+    let Conversation { input, callable, single_tool_call, wish } = chat_input(&fields, context)?;
+    structure::check_ending(wish.as_ref(), params.ignore_eos)?;
     refuse_others(&fields)?;
     fields.finish()?;
 
@@ -49,6 +53,8 @@ pub fn read(body: Map<String, Value>, context: RequestContext<'_>) -> Result<Gen
         priority: common.priority,
         cache_salt: common.cache_salt,
         request_id: common.request_id,
+        wish,
+        constraint: None,
     })
 }
 
@@ -61,6 +67,8 @@ pub struct Conversation {
     pub callable: Vec<Value>,
     /// `parallel_tool_calls: false`.
     pub single_tool_call: bool,
+    /// What the answer must look like.
+    pub wish: Option<Wish>,
 }
 
 /// The conversation part, which `/tokenize` shares.
@@ -77,7 +85,7 @@ pub fn chat_input(fields: &Fields, context: RequestContext<'_>) -> Result<Conver
     let mut tools = messages::tools("tools", fields.list("tools")?.unwrap_or(&[]))?;
     let later = messages.iter().filter_map(|message| message.get("tools")?.as_array()).flatten();
     let mut callable: Vec<Value> = tools.iter().chain(later).cloned().collect();
-    let choice = messages::tool_choice(fields.get("tool_choice"), &callable, has_words)?;
+    let choice = messages::tool_choice(fields.get("tool_choice"), &callable)?;
     if choice == ToolChoice::None {
         // A format with words for it says so, and keeps the tools where they were in earlier turns.
         callable.clear();
@@ -99,10 +107,31 @@ pub fn chat_input(fields: &Fields, context: RequestContext<'_>) -> Result<Conver
         let message = format!("'chat_template_kwargs' must not set '{key}'; it has a field of its own.");
         return Err(ApiError::param("chat_template_kwargs", message));
     }
-    let settings = chat_settings::read(fields, choice, has_words)?;
+    let format = structure::response_format(fields)?;
+    let settings = chat_settings::read(fields, choice.clone(), structure::in_words(format.as_ref()), has_words)?;
     let single_tool_call = !callable.is_empty() && !parallel;
+    let form = structure::form(fields, format)?;
+    let wish = match (form, &choice) {
+        (form, ToolChoice::Auto | ToolChoice::None) if callable.is_empty() => {
+            form.map(|(form, param)| Wish { answer: Answer::Text(form), param, is_chat: true })
+        }
+        (None, ToolChoice::Auto | ToolChoice::None) => None,
+        (Some((form, param)), ToolChoice::Auto | ToolChoice::None) => {
+            let answer = Answer::Either(form, structure::calls(&callable, None, parallel));
+            Some(Wish { answer, param, is_chat: true })
+        }
+        // A call is called for: the form is for an answer without one.
+        (_, ToolChoice::Required) => {
+            let answer = Answer::Calls(structure::calls(&callable, None, parallel));
+            Some(Wish { answer, param: "tool_choice".into(), is_chat: true })
+        }
+        (_, ToolChoice::Named(name)) => {
+            let answer = Answer::Calls(structure::calls(&callable, Some(name), false));
+            Some(Wish { answer, param: "tool_choice".into(), is_chat: true })
+        }
+    };
     let input = ChatInput { messages, tools, add_generation_prompt, template_kwargs, settings };
-    Ok(Conversation { input, callable, single_tool_call })
+    Ok(Conversation { input, callable, single_tool_call, wish })
 }
 
 fn max_tokens(fields: &Fields) -> Result<Option<u32>, ApiError> {

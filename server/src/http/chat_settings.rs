@@ -1,24 +1,29 @@
 //! Settings of a chat request that some models' formats have words for: how to think, the form of the answer.
 //!
-//! For other models they are refused, because nothing here constrains decoding. Where the format has words, the model is
-//! told, as it was trained to be; that is a request to the model, not a guarantee.
+//! How to think is a request to the model, and refused for models whose format has no words for it. The form of the answer
+//! and forced calls are enforced for every model (see `structure`); where the format has words for them, the model is told
+//! as well, as it was trained to be.
 
 use serde_json::Value;
 
-use super::{error::ApiError, fields::Fields, sampling};
+use super::{error::ApiError, fields::Fields};
 use crate::frontend::{AnswerForm, ChatSettings, ToolChoice};
 
 /// Read them; `has_words`: see [`crate::frontend::TextFrontend::has_setting_words`].
-pub fn read(fields: &Fields, tool_choice: ToolChoice, has_words: bool) -> Result<ChatSettings, ApiError> {
+pub fn read(
+    fields: &Fields,
+    tool_choice: ToolChoice,
+    answer_form: AnswerForm,
+    has_words: bool,
+) -> Result<ChatSettings, ApiError> {
     if !has_words {
         let no = |_: &Value| false;
         fields.refuse("reasoning_effort", "set what the model's template knows with 'chat_template_kwargs'.", no)?;
-        sampling::refuse_response_format(fields)?;
         return Ok(ChatSettings::default());
     }
     Ok(ChatSettings {
         tool_choice,
-        answer_form: answer_form(fields.get("response_format"))?,
+        answer_form,
         thinking: thinking(fields.get("thinking"))?,
         effort: fields.string("reasoning_effort")?.map(str::to_owned),
     })
@@ -42,40 +47,17 @@ fn thinking(value: Option<&Value>) -> Result<Option<bool>, ApiError> {
     }
 }
 
-fn answer_form(value: Option<&Value>) -> Result<AnswerForm, ApiError> {
-    const NAME: &str = "response_format";
-    let Some(value) = value else { return Ok(AnswerForm::Text) };
-    match value.get("type").and_then(Value::as_str) {
-        Some("text") => Ok(AnswerForm::Text),
-        Some("json_object") => Ok(AnswerForm::Json),
-        Some("json_schema") => {
-            let path = "response_format.json_schema";
-            let Some(definition) = value.get("json_schema").and_then(Value::as_object) else {
-                return Err(ApiError::param(path, format!("'{path}' must be an object with a 'schema'.")));
-            };
-            if definition.get("strict") == Some(&Value::Bool(true)) {
-                let message = format!("'{path}.strict' is not supported: this server does not constrain decoding.");
-                return Err(ApiError::unsupported(format!("{path}.strict"), message));
-            }
-            match definition.get("schema") {
-                Some(schema @ Value::Object(_)) => Ok(AnswerForm::Schema(schema.clone())),
-                _ => Err(ApiError::param(path, format!("'{path}.schema' must be an object (a JSON schema)."))),
-            }
-        }
-        _ => Err(ApiError::param(NAME, format!("'{NAME}.type' must be 'text', 'json_object' or 'json_schema'."))),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
-    use super::*;
+    use super::{super::structure, *};
 
     fn of(body: Value, has_words: bool) -> Result<ChatSettings, ApiError> {
         let Value::Object(map) = body else { panic!("an object") };
         let fields = Fields::new(map);
-        let settings = read(&fields, ToolChoice::Auto, has_words)?;
+        let format = structure::response_format(&fields)?;
+        let settings = read(&fields, ToolChoice::Auto, structure::in_words(format.as_ref()), has_words)?;
         fields.finish()?;
         Ok(settings)
     }
@@ -100,15 +82,15 @@ mod tests {
         for (body, has_words, param) in [
             (json!({"reasoning_effort": "low"}), false, "reasoning_effort"),
             (json!({"thinking": true}), false, "thinking"),
-            (json!({"response_format": {"type": "json_object"}}), false, "response_format"),
             (json!({"reasoning_effort": 1}), true, "reasoning_effort"),
             (json!({"thinking": "yes"}), true, "thinking"),
             (json!({"thinking": {"type": "enabled", "budget_tokens": 5}}), true, "thinking"),
             (json!({"response_format": 7}), true, "response_format"),
-            (json!({"response_format": {"type": "xml"}}), true, "response_format"),
+            (json!({"response_format": {"type": "xml"}}), true, "response_format.type"),
+            (json!({"response_format": {"type": "text", "x": 1}}), true, "response_format.x"),
             (json!({"response_format": {"type": "json_schema"}}), true, "response_format.json_schema"),
             (
-                json!({"response_format": {"type": "json_schema", "json_schema": {"strict": true, "schema": {}}}}),
+                json!({"response_format": {"type": "json_schema", "json_schema": {"strict": 1, "schema": {}}}}),
                 true,
                 "response_format.json_schema.strict",
             ),

@@ -7,7 +7,7 @@ use super::{
     fields::Fields,
     limits,
     request::{self, GenerationRequest, Prompt, RequestContext, Shape},
-    sampling,
+    sampling, structure,
 };
 
 /// Tokens generated when the caller names no limit, as in the OpenAI API.
@@ -25,6 +25,8 @@ pub fn read(body: Map<String, Value>, context: RequestContext<'_>) -> Result<Gen
     }
     let logprobs = fields.u32("logprobs", 0, limits::TOP_LOGPROBS_MAX)?;
     let add_special = fields.bool("add_special_tokens")?.unwrap_or(true);
+    let wish = structure::of_text(structure::form(&fields, structure::response_format(&fields)?)?);
+    structure::check_ending(wish.as_ref(), params.ignore_eos)?;
     refuse_others(&fields)?;
     let prompt = fields.get("prompt").cloned();
     fields.finish()?;
@@ -72,12 +74,13 @@ pub fn read(body: Map<String, Value>, context: RequestContext<'_>) -> Result<Gen
         priority: common.priority,
         cache_salt: common.cache_salt,
         request_id: common.request_id,
+        wish,
+        constraint: None,
     })
 }
 
 fn refuse_others(fields: &Fields) -> Result<(), ApiError> {
     let no = |_: &Value| false;
-    sampling::refuse_response_format(fields)?;
     fields.refuse(
         "suffix",
         "there is no fill-in-the-middle; send the whole prompt in the model's own format.",

@@ -179,7 +179,9 @@ pub fn tools(field: &str, list: &[Value]) -> Result<Vec<Value>, ApiError> {
                 ("strict", _) => {
                     return Err(ApiError::unsupported(
                         here.clone(),
-                        format!("'{here}' is not supported: this server does not constrain decoding. Send false."),
+                        format!(
+                            "'{here}' is not supported: arguments are enforced where 'tool_choice' forces a call. Send false."
+                        ),
                     ));
                 }
                 ("description", _) => return Err(bad(here, "must be a string.")),
@@ -191,15 +193,9 @@ pub fn tools(field: &str, list: &[Value]) -> Result<Vec<Value>, ApiError> {
     Ok(list.to_vec())
 }
 
-/// Read `tool_choice`. Forcing a call needs constrained decoding, so it is refused instead of hoped for; `has_words`: the
-/// model's format can ask for a call, which is then passed on as that.
-pub fn tool_choice(value: Option<&Value>, tools: &[Value], has_words: bool) -> Result<ToolChoice, ApiError> {
+/// Read `tool_choice`.
+pub fn tool_choice(value: Option<&Value>, tools: &[Value]) -> Result<ToolChoice, ApiError> {
     const NAME: &str = "tool_choice";
-    let forced = |what: &str| {
-        let message =
-            format!("'{NAME}' cannot be {what}: this server does not constrain decoding. Use 'auto' or 'none'.");
-        Err(ApiError::unsupported(NAME, message))
-    };
     let without_tools = || Err(ApiError::param(NAME, format!("'{NAME}' is given and 'tools' is not.")));
     match value {
         None => Ok(ToolChoice::Auto),
@@ -209,8 +205,7 @@ pub fn tool_choice(value: Option<&Value>, tools: &[Value], has_words: bool) -> R
         Some(Value::String(word)) if word == "auto" && tools.is_empty() => without_tools(),
         Some(Value::String(word)) if word == "auto" => Ok(ToolChoice::Auto),
         Some(Value::String(word)) if word == "required" && tools.is_empty() => without_tools(),
-        Some(Value::String(word)) if word == "required" && has_words => Ok(ToolChoice::Required),
-        Some(Value::String(word)) if word == "required" => forced("'required'"),
+        Some(Value::String(word)) if word == "required" => Ok(ToolChoice::Required),
         Some(Value::Object(choice)) => {
             let name = choice.get("function").and_then(|function| function.get("name")).and_then(Value::as_str);
             let Some(name) = name.filter(|_| choice.get("type").and_then(Value::as_str) == Some("function")) else {
@@ -226,7 +221,7 @@ pub fn tool_choice(value: Option<&Value>, tools: &[Value], has_words: bool) -> R
                 let name: String = name.chars().take(60).collect();
                 return Err(ApiError::param(NAME, format!("'{NAME}' names '{name}', which is not in 'tools'.")));
             }
-            forced("a named function")
+            Ok(ToolChoice::Named(name.to_owned()))
         }
         Some(_) => Err(ApiError::param(NAME, format!("'{NAME}' must be 'auto', 'none', 'required' or an object."))),
     }

@@ -3,6 +3,7 @@
 use serde_json::Value;
 use tokenspeed_core::{
     client::Limits,
+    grammar::Constraint,
     request::{Request, SamplingParams},
 };
 
@@ -10,6 +11,7 @@ use super::{error::ApiError, fields::Fields, limits};
 use crate::{
     engine_setup::GenerationDefaults,
     frontend::{OutputOptions, TextFrontend},
+    grammar::Wish,
 };
 
 /// What validation may look at.
@@ -100,6 +102,10 @@ pub struct GenerationRequest {
     pub cache_salt: Option<String>,
     /// `request_id` of the body, used like the `X-Request-Id` header.
     pub request_id: Option<String>,
+    /// What the answer must look like, to be compiled.
+    pub wish: Option<Wish>,
+    /// The same, compiled.
+    pub constraint: Option<Box<dyn Constraint>>,
 }
 
 impl GenerationRequest {
@@ -109,7 +115,9 @@ impl GenerationRequest {
         let sampling =
             SamplingParams { sample_index: k, max_tokens: prompt.max_tokens.max(1), ..self.sampling.clone() };
         let (priority, cache_salt) = (self.priority, self.cache_salt.clone());
-        Request { prompt: prompt.ids.clone(), sampling, priority, cache_salt }
+        // With nothing to generate there is nothing to constrain.
+        let constraint = self.constraint.clone().filter(|_| !self.prompt_only);
+        Request { prompt: prompt.ids.clone(), sampling, priority, cache_salt, constraint }
     }
 }
 

@@ -88,21 +88,11 @@ fn refuse_others(fields: &Fields) -> Result<(), ApiError> {
     let no = |_: &Value| false;
     let off = |value: &Value| *value == Value::Bool(false);
     let one = |value: &Value| value.as_f64() == Some(1.0);
-    let constrained = "this server does not constrain decoding.";
-    for name in [
-        "guided_json",
-        "guided_regex",
-        "guided_choice",
-        "guided_grammar",
-        "guided_decoding_backend",
-        "guided_whitespace_pattern",
-        "structured_outputs",
-        "grammar",
-        "json_schema",
-        "regex",
-        "ebnf",
-    ] {
-        fields.refuse(name, constrained, no)?;
+    for name in ["grammar", "json_schema", "regex", "ebnf"] {
+        fields.refuse(name, "use 'response_format' or 'structured_outputs'.", no)?;
+    }
+    for name in ["guided_decoding_backend", "guided_whitespace_pattern"] {
+        fields.refuse(name, "there is one way to enforce a form here.", no)?;
     }
     fields.refuse("use_beam_search", "there is no beam search.", off)?;
     fields.refuse("early_stopping", "there is no beam search.", off)?;
@@ -114,12 +104,6 @@ fn refuse_others(fields: &Fields) -> Result<(), ApiError> {
     fields.refuse("return_token_ids", "use /tokenize.", off)?;
     fields.refuse("kv_transfer_params", "this server is not disaggregated.", no)?;
     fields.refuse("lora_path", "adapters are not supported.", no)
-}
-
-/// For requests whose model has no words for the form of the answer.
-pub fn refuse_response_format(fields: &Fields) -> Result<(), ApiError> {
-    let why = "only {\"type\": \"text\"} is; this server does not constrain decoding.";
-    fields.refuse("response_format", why, |value| value.get("type").and_then(Value::as_str) == Some("text"))
 }
 
 fn seed(fields: &Fields) -> Result<Option<u64>, ApiError> {

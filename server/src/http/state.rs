@@ -11,7 +11,7 @@ use std::{
 use tokenspeed_core::client::Limits;
 
 use super::{error::ApiError, metrics::ServerMetrics, request::RequestContext};
-use crate::{engine_setup::Loaded, log::Log};
+use crate::{engine_setup::Loaded, grammar::Grammars, log::Log};
 
 /// Choices of the operator.
 #[derive(Clone, Debug)]
@@ -58,6 +58,8 @@ pub struct Ready {
     pub limits: Limits,
     /// Names to answer to, at least one.
     pub model_names: Vec<String>,
+    /// Compiles what answers must look like.
+    pub grammars: Arc<Grammars>,
 }
 
 impl Ready {
@@ -119,7 +121,8 @@ impl ServerState {
         if self.is_draining() {
             loaded.engine.drain();
         }
-        let _ = self.ready.set(Ready { loaded, limits, model_names });
+        let grammars = Grammars::new(Arc::clone(&loaded.frontend));
+        let _ = self.ready.set(Ready { loaded, limits, model_names, grammars });
     }
 
     /// The model, once loaded.

@@ -116,7 +116,8 @@ pub(super) fn encode(
             tools: &chat.tools,
             tool_use: match chat.settings.tool_choice {
                 ToolChoice::Auto => kimi::ToolUse::Free,
-                ToolChoice::Required => kimi::ToolUse::Required,
+                // The format has no words for one tool.
+                ToolChoice::Required | ToolChoice::Named(_) => kimi::ToolUse::Required,
                 ToolChoice::None => kimi::ToolUse::Forbidden,
             },
             answer_form: match &chat.settings.answer_form {

@@ -69,11 +69,9 @@ fn unknown_and_unsupported_parameters() {
     for (field, value) in [
         ("suffix", r#""return x""#),
         ("best_of", "4"),
-        ("response_format", r#"{"type":"json_object"}"#),
-        ("response_format", r#"{"type":"json_schema","json_schema":{}}"#),
         ("response_format", "7"),
-        ("guided_json", "{}"),
-        ("guided_regex", r#""a""#),
+        ("guided_decoding_backend", r#""x""#),
+        ("ebnf", r#""x""#),
         ("use_beam_search", "true"),
     ] {
         server.complete("x B", &format!(r#","{field}":{value}"#)).assert_refused(400, field);

@@ -72,7 +72,7 @@ impl Alone {
         tokens[prompt.len()..].iter().for_each(|&id| history.push(id));
         let eos_ids: &[u32] = if sampling.ignore_eos { &[] } else { &config.eos_ids };
         let n_generated = self.n_generated;
-        let context = RowContext { params: &sampling, history: &history, tokens, n_generated, eos_ids };
+        let context = RowContext { params: &sampling, history: &history, tokens, n_generated, eos_ids, mask: None };
         match sampler.sample(&after(self.truth.last()), &context) {
             Err(error) => self.next.push_back(failed(error)),
             Ok(choice) => {

@@ -99,6 +99,7 @@ pub fn explain(seed: u64, failure: &Failure) -> String {
 /// A scenario, one line per part.
 fn describe(s: &Scenario) -> String {
     let mut text = format!("{:?}\n{:?}, refuses the fused op: {}", s.config, s.via, s.refuses_fused);
+    text += &format!(", plans ahead: {}", s.overlaps);
     for Arrival { label, tick, text: prompt, sampling, priority, salt, abort } in &s.arrivals {
         let greedy = SamplingParams {
             temperature: 0.0,

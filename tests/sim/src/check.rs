@@ -17,6 +17,8 @@ pub enum Check {
     Heard,
     /// Free, held and cached do not add up.
     Conservation,
+    /// Block events tell something else than is cached.
+    Events,
     /// Who goes first.
     Order,
     /// A prefix that must be cached was not found.

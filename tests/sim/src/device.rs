@@ -9,6 +9,8 @@
 
 mod memory;
 mod ops;
+mod recurrent;
+mod rows;
 
 use tokenspeed_backend_api::{
     abi::TS_TIER_FUSED,
@@ -55,6 +57,7 @@ impl BackendImpl for Sim {
             page_tokens: None,
             host_mapped: true,
             exclusive: false,
+            branch_rows: false,
         })
     }
 

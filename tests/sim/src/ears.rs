@@ -72,6 +72,8 @@ pub struct Tally {
     pub failed: u64,
     /// Steps that failed, devices lost.
     pub step_failures: u64,
+    /// Steps planned ahead.
+    pub plans_ahead: u64,
     /// Requests refused because too many waited.
     pub refused: u64,
     /// Rows that resumed from one state slot and wrote another.
@@ -80,6 +82,8 @@ pub struct Tally {
     pub guesses: u64,
     /// Of these, right ones.
     pub accepted: u64,
+    /// Rows whose state was advanced over right guesses.
+    pub replays: u64,
     /// Runs of other configurations.
     pub variants: u64,
 }
@@ -97,10 +101,12 @@ impl std::ops::AddAssign for Tally {
         self.aborts += o.aborts;
         self.failed += o.failed;
         self.step_failures += o.step_failures;
+        self.plans_ahead += o.plans_ahead;
         self.refused += o.refused;
         self.state_moves += o.state_moves;
         self.guesses += o.guesses;
         self.accepted += o.accepted;
+        self.replays += o.replays;
         self.variants += o.variants;
     }
 }

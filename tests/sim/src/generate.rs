@@ -3,7 +3,7 @@
 
 use tokenspeed_backend_api::exec::Via;
 use tokenspeed_core::{
-    engine::{ComponentClass, ComponentConfig, EngineConfig},
+    engine::{ComponentClass, ComponentConfig, EngineConfig, Pass},
     request::SamplingParams,
     speculation::{DRAFT_MAX, SpeculationConfig},
 };
@@ -21,12 +21,13 @@ const PADDING_IDS: u32 = 3;
 pub fn scenario(seed: u64) -> Scenario {
     let rng = &mut Rng::new(seed, 1);
     let is_long = rng.one_in(40);
-    let mood = rng.pick(&[Mood::Mixed, Mood::Mixed, Mood::Calm, Mood::Crowded, Mood::Crowded, Mood::Poisoned]);
-    let mut config = config(rng, is_long, mood);
+    let mood =
+        rng.pick(&[Mood::Mixed, Mood::Mixed, Mood::Calm, Mood::Crowded, Mood::Crowded, Mood::Poisoned, Mood::Guessing]);
+    let mut config = config(rng, seed, is_long, mood);
     let pages = config.blocks_per_row;
     match mood {
         Mood::Mixed | Mood::Poisoned => {}
-        Mood::Calm => {
+        Mood::Calm | Mood::Guessing => {
             config.prefix_cache = true;
             config.components.iter_mut().for_each(|component| component.n_blocks = component.n_blocks.max(pages * 30));
         }
@@ -44,6 +45,7 @@ pub fn scenario(seed: u64) -> Scenario {
         seed,
         via: if rng.one_in(4) { Via::Walker } else { Via::Program },
         refuses_fused: rng.one_in(4),
+        overlaps: Rng::new(seed, 2).one_in(2),
         faults: faults(rng, last_tick, mood),
         load_faults: load_faults(rng),
         repeats: rng.one_in(16),
@@ -53,10 +55,11 @@ pub fn scenario(seed: u64) -> Scenario {
     }
 }
 
-fn config(rng: &mut Rng, is_long: bool, mood: Mood) -> EngineConfig {
+fn config(rng: &mut Rng, seed: u64, is_long: bool, mood: Mood) -> EngineConfig {
     let block_tokens = match (is_long, mood) {
         (true, _) => rng.pick(&[16, 32, 64]),
         (false, Mood::Crowded) => rng.pick(&[1, 1, 1, 2]),
+        (false, Mood::Guessing) => rng.pick(&[2, 2, 3, 4, 8]),
         (false, _) => rng.pick(&[1, 2, 3, 4, 8, 16]),
     };
     let max_model_len = match is_long {
@@ -64,7 +67,11 @@ fn config(rng: &mut Rng, is_long: bool, mood: Mood) -> EngineConfig {
         true if rng.one_in(20) => 20_000,
         true => rng.between(500, 3000),
     };
-    let n_ids = if mood == Mood::Crowded { rng.pick(&[2, 3, 21]) } else { rng.pick(&[2, 5, 21, 60]) };
+    let n_ids = match mood {
+        Mood::Crowded => rng.pick(&[2, 3, 21]),
+        Mood::Guessing => rng.pick(&[2, 2, 4]),
+        _ => rng.pick(&[2, 5, 21, 60]),
+    };
     let pages = max_model_len.div_ceil(block_tokens);
     // From barely enough for one request to plenty for all.
     let n_blocks = 1 + pages + rng.pick(&[0, 1, pages / 4, pages / 2, pages, pages * 6, pages * 40]);
@@ -81,23 +88,61 @@ fn config(rng: &mut Rng, is_long: bool, mood: Mood) -> EngineConfig {
     config.eos_ids = if rng.one_in(2) { vec![0] } else { vec![0, n_ids - 1] };
     config.prefix_cache = !rng.one_in(6);
     config.secret = [rng.bits(), rng.bits()];
+    config.cache_events = 1 << 12;
     config.max_waiting = if rng.one_in(8) { rng.between(1, 4) } else { 4096 };
-    if rng.one_in(3) {
-        let class = ComponentClass::Paged;
-        config.components.push(ComponentConfig { name: "draft".into(), class, n_blocks: n_blocks + rng.below(3) });
-    }
-    if rng.one_in(if mood == Mood::Crowded { 4 } else { 2 }) {
-        let few = rng.between(1, config.max_num_seqs + 1);
-        let n_blocks = 1 + if rng.one_in(2) { few } else { few + rng.between(0, 40) };
-        let at = rng.below(config.components.len() as u32 + 1) as usize;
-        config.components.insert(at, ComponentConfig { name: "kda".into(), class: ComponentClass::State, n_blocks });
-    } else if rng.one_in(2) {
-        let (draft_max, ngram) = (rng.pick(&[1, 3, DRAFT_MAX]), rng.between(1, 3));
-        config.speculation = Some(SpeculationConfig { draft_max, ngram });
-        config.max_logit_rows += rng.pick(&[0, 20, 100]);
+    for (stream, feature) in FEATURES.iter().enumerate() {
+        let rng = &mut Rng::new(seed, 100 + stream as u64);
+        if rng.one_in((feature.one_in)(mood)) {
+            (feature.add)(rng, &mut config);
+        }
     }
     config
 }
+
+/// Something an engine has or has not.
+struct Feature {
+    /// One seed in so many has it.
+    one_in: fn(Mood) -> u32,
+    add: fn(&mut Rng, &mut EngineConfig),
+}
+
+/// What a seed switches on or leaves off, each drawn from a stream of its own: one more at the end changes nothing in the
+/// seeds that do not have it.
+const FEATURES: [Feature; 3] = [
+    // A second paged component.
+    Feature {
+        one_in: |_| 3,
+        add: |rng, config| {
+            let (class, n_blocks) = (ComponentClass::Paged, config.components[0].n_blocks + rng.below(3));
+            config.components.push(ComponentConfig { name: "draft".into(), class, n_blocks });
+        },
+    },
+    // A recurrent state, with few slots or some to spare.
+    Feature {
+        one_in: |mood| match mood {
+            Mood::Crowded => 4,
+            Mood::Guessing => 1,
+            _ => 2,
+        },
+        add: |rng, config| {
+            let few = rng.between(1, config.max_num_seqs + 1);
+            let n_blocks = 1 + if rng.one_in(2) { few } else { few + rng.between(0, 40) };
+            let at = rng.below(config.components.len() as u32 + 1) as usize;
+            let state = ComponentConfig { name: "kda".into(), class: ComponentClass::State, n_blocks };
+            config.components.insert(at, state);
+        },
+    },
+    // Prompt lookup.
+    Feature {
+        one_in: |mood| if mood == Mood::Guessing { 1 } else { 2 },
+        add: |rng, config| {
+            let any = rng.between(1, DRAFT_MAX);
+            let draft_max = rng.pick(&[1, any, any, DRAFT_MAX]);
+            config.speculation = Some(SpeculationConfig { draft_max, ngram: rng.between(1, 3), branches: 0 });
+            config.max_logit_rows += rng.pick(&[0, 20, 100]);
+        },
+    },
+];
 
 /// What the requests of a seed have in common.
 struct Habits {
@@ -127,6 +172,8 @@ enum Mood {
     Poisoned,
     /// Long answers, all at once, in little memory: preemption.
     Crowded,
+    /// As calm, with recurrent states and guesses of which half are right.
+    Guessing,
 }
 
 fn arrivals(rng: &mut Rng, config: &EngineConfig, n: u32, mood: Mood) -> Vec<Arrival> {
@@ -150,6 +197,11 @@ fn arrivals(rng: &mut Rng, config: &EngineConfig, n: u32, mood: Mood) -> Vec<Arr
         Mood::Mixed => {}
         Mood::Poisoned => (habits.turn_rate, habits.n_salts, habits.fresh) = (2, 1, vec![long / 4, 3]),
         Mood::Calm => (habits.abort_rate, habits.turn_rate, habits.gap) = (0, 2, rng.pick(&[2, 10, 60])),
+        Mood::Guessing => {
+            (habits.abort_rate, habits.turn_rate, habits.gap) = (0, 1, rng.pick(&[10, 60]));
+            (habits.fork_rate, habits.edit_rate, habits.n_salts, habits.reports) = (1000, 1000, 1, 1000);
+            (habits.fresh, habits.max_tokens, habits.talks_on) = (vec![0, 1, 3], vec![2, 5, 12], rng.one_in(3));
+        }
         Mood::Crowded => {
             (habits.max_tokens, habits.gap, habits.talks_on) = (vec![40, 400], rng.pick(&[0, 2]), true);
             habits.priorities = vec![0, 0, -1, 3];
@@ -229,7 +281,7 @@ fn sampling(rng: &mut Rng, config: &EngineConfig, habits: &Habits) -> SamplingPa
 
 fn faults(rng: &mut Rng, last_tick: u32, mood: Mood) -> Vec<(u32, Fault)> {
     let mut faults = Vec::new();
-    if matches!(mood, Mood::Calm | Mood::Crowded) {
+    if matches!(mood, Mood::Calm | Mood::Crowded | Mood::Guessing) {
         return faults;
     }
     let mut some = |rng: &mut Rng, one_seed_in: u32, rates: &[u32], make: &dyn Fn(&mut Rng) -> Fault| {
@@ -239,10 +291,11 @@ fn faults(rng: &mut Rng, last_tick: u32, mood: Mood) -> Vec<(u32, Fault)> {
             faults.extend(ticks.into_iter().map(|tick| (tick, make(rng))));
         }
     };
-    some(rng, 6, &[60, 15], &|_| Fault::Step(StepFault::Fails));
-    some(rng, 12, &[80, 30], &|_| Fault::Step(StepFault::Lost));
+    let passes = [Pass::Forward, Pass::Forward, Pass::Verify, Pass::Replay];
+    some(rng, 6, &[60, 15], &|rng| Fault::Step(StepFault::Fails, rng.pick(&passes)));
+    some(rng, 12, &[80, 30], &|rng| Fault::Step(StepFault::Lost, rng.pick(&passes)));
     let (one_seed_in, rates) = if mood == Mood::Poisoned { (1, [20, 6]) } else { (4, [40, 10]) };
-    some(rng, one_seed_in, &rates, &|rng| Fault::Step(StepFault::NotFinite(rng.below(64))));
+    some(rng, one_seed_in, &rates, &|rng| Fault::Step(StepFault::NotFinite(rng.below(64)), rng.pick(&passes[..3])));
     some(rng, 3, &[20, 4], &|rng| Fault::Stall(rng.between(1, 12)));
     some(rng, 4, &[20], &|rng| Fault::Clock(rng.pick(&[-1_000_000_000_000, 1, 3_600_000_000_000, i64::MAX / 4])));
     some(rng, 3, &[10, 30], &|rng| Fault::StepTokens(rng.pick(&[0, 1, 7, 40, u32::MAX])));

@@ -34,7 +34,7 @@ pub fn hunt(bug: Bug, from: u64, seeds: u64) -> Option<Found> {
 
 /// The checks that may find a bug first, as in `docs/reliability.md`.
 pub fn expected(bug: Bug) -> &'static [Check] {
-    use Check::{Assertion, Baseline, Conservation, Heard, Hit, Order, Page, State, Step, Table, Thrash};
+    use Check::{Assertion, Baseline, Conservation, Events, Heard, Hit, Order, Page, State, Step, Table, Thrash};
     match bug {
         Bug::JointMatchTakesPagesOnly
         | Bug::WholePromptIsReused
@@ -54,6 +54,10 @@ pub fn expected(bug: Bug) -> &'static [Check] {
         | Bug::DecodingWaitsForPrefill
         | Bug::PriorityIsIgnored => &[Order],
         Bug::ReturnNeedsNoRoom | Bug::GuessesTakeOthersPages => &[Thrash],
+        Bug::PlannedAheadIsNotAnnounced => &[Table, Page],
+        Bug::VerifyWritesTheState | Bug::ReplayIsSkipped => &[State],
+        Bug::ReplayOneTokenShort | Bug::RejectedGuessIsReplayed | Bug::ReplayReadsWhatItWrites => &[Step],
+        Bug::GuessesPassTheBoundary | Bug::GuessesOverwriteTheKeptState => &[Hit],
         Bug::RejectedGuessCounts => &[Step, Assertion, Order],
         Bug::WrongGuessIsAccepted => &[Heard],
         Bug::ChunkEndsOffTheGrid => &[Step, Assertion],
@@ -72,6 +76,7 @@ pub fn expected(bug: Bug) -> &'static [Check] {
         | Bug::LengthHidesStop
         | Bug::FirstTokenIsNotPenalised
         | Bug::CachedTokensAreOverwritten => &[Heard],
+        Bug::RemovalIsNotAnnounced | Bug::AnnouncedParentIsWrong => &[Events],
         Bug::HeldPageIsEvicted | Bug::ReleaseStartsAtTheFront => &[Conservation, Assertion],
     }
 }

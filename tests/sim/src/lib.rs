@@ -1,7 +1,7 @@
 //! Deterministic simulation of the engine: `core` in one thread under a seeded loop, on a device behind the C table that
 //! verifies every row and state it is given.
 //!
-//! * [`device`], [`model`]: the verifiable device and the op list it runs; [`world`]: the truth it compares with.
+//! * [`device`], [`graph`], [`model`]: the verifiable device, the op lists it runs, and how they get there; [`world`]: the truth it compares with.
 //! * [`scenario`], [`generate`]: a run as data (configuration, requests, faults), and random ones from a seed.
 //! * [`alone`]: the oracle; [`simulate`]: the loop; [`ears`], [`watch`]: what is checked.
 //! * [`shrink`]: a small case from a failing one; [`campaign`]: many seeds on several threads.
@@ -18,6 +18,7 @@ pub mod device;
 pub mod ears;
 pub mod fingerprint;
 pub mod generate;
+pub mod graph;
 #[cfg(debug_assertions)]
 pub mod hunt;
 pub mod model;

@@ -2,7 +2,10 @@
 //! turns, which continue what was said.
 
 use tokenspeed_backend_api::exec::Via;
-use tokenspeed_core::{engine::EngineConfig, request::SamplingParams};
+use tokenspeed_core::{
+    engine::{EngineConfig, Pass},
+    request::SamplingParams,
+};
 
 use crate::{model::DeviceChoice, rng::Rng, world::StepFault};
 
@@ -17,6 +20,8 @@ pub struct Scenario {
     pub via: Via,
     /// The fused op is refused and expanded.
     pub refuses_fused: bool,
+    /// Steps are planned while the one before runs.
+    pub overlaps: bool,
     /// Requests, in order of their ticks.
     pub arrivals: Vec<Arrival>,
     /// Faults, each at a tick.
@@ -89,8 +94,8 @@ pub enum Origin {
 /// What goes wrong, or changes, from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// In the step of this tick.
-    Step(StepFault),
+    /// In the turn of this tick: in this pass if it runs, in another if not.
+    Step(StepFault, Pass),
     /// The step of this tick takes so many ticks, in which requests come and go.
     Stall(u32),
     /// The clock jumps.

@@ -70,15 +70,18 @@ fn remove_parts<T>(best: &mut (Scenario, Failure), attempt: Attempt<'_>, list: f
     }
 }
 
-const WHOLE: [fn(&mut Scenario); 11] = [
+const WHOLE: [fn(&mut Scenario); 14] = [
     |s| s.repeats = false,
     |s| s.varies = false,
     |s| s.load_faults.clear(),
     |s| s.refuses_fused = false,
+    |s| s.overlaps = false,
     |s| s.via = tokenspeed_backend_api::exec::Via::Program,
     |s| s.arrivals.iter_mut().for_each(|arrival| arrival.tick /= 2),
     |s| s.faults.iter_mut().for_each(|(tick, _)| *tick /= 2),
     |s| s.config.max_num_seqs = (s.config.max_num_seqs / 2).max(1),
+    |s| s.config.speculation = None,
+    |s| s.config.speculation.iter_mut().for_each(|speculation| speculation.draft_max = 1),
     |s| s.config.components.retain(|component| component.name != "draft"),
     |s| s.config.components.retain(|component| component.name != "kda"),
     |s| s.config.table_rows = s.config.max_num_seqs,

@@ -6,8 +6,10 @@
 
 mod boot;
 mod ending;
+mod passes;
 mod promise;
 mod requests;
+mod told;
 mod variants;
 
 use std::{
@@ -17,8 +19,7 @@ use std::{
 
 use tokenspeed_backend_api::backend::Backend;
 use tokenspeed_core::{
-    driver::StepRunner,
-    engine::{EngineState, Pass, inspect::Holder},
+    engine::{EngineState, inspect::Holder},
     load::DeviceProgram,
     request::{Event, RequestId},
     step::StepBuffer,
@@ -34,7 +35,9 @@ use crate::{
     world::{Held, Registered, StepFault},
 };
 use boot::{boot, load_faults, sizes};
+use passes::FaultyPass;
 use promise::Promises;
+use told::Told;
 
 /// What a run did.
 #[derive(Clone, Debug, Default)]
@@ -85,6 +88,7 @@ struct Simulation<'s> {
     ears: Ears,
     watch: Watch,
     promises: Promises,
+    told: Told,
     /// Labels to ids, for later turns.
     ids: BTreeMap<u32, RequestId>,
     outcome: Outcome,
@@ -94,6 +98,8 @@ struct Simulation<'s> {
     faults: std::slice::Iter<'s, (u32, Fault)>,
     tick: u32,
     now_ns: u64,
+    /// What goes wrong in this turn's replay, if there is one.
+    replay_fault: Option<StepFault>,
     /// Steps allowed from here on.
     steps_left: u64,
 }
@@ -118,6 +124,7 @@ impl<'s> Simulation<'s> {
             registered,
             watch: Watch::new(scenario.config.block_tokens),
             promises: Promises::new(&scenario.config),
+            told: Told::default(),
             ids: BTreeMap::new(),
             outcome: Outcome::default(),
             next_arrival: 0,
@@ -125,6 +132,7 @@ impl<'s> Simulation<'s> {
             faults: scenario.faults.iter(),
             tick: 0,
             now_ns: 1 << 60,
+            replay_fault: None,
             steps_left: SLACK_STEPS,
         })
     }
@@ -138,7 +146,7 @@ impl<'s> Simulation<'s> {
             while let Some((_, next)) = self.faults.as_slice().first().filter(|(tick, _)| *tick <= self.tick) {
                 self.faults.next();
                 match *next {
-                    Fault::Step(what) => fault = Some(what),
+                    Fault::Step(what, pass) => fault = Some(FaultyPass { what, pass }),
                     Fault::Stall(ticks) => stall = ticks,
                     Fault::Clock(jump) => self.now_ns = self.now_ns.saturating_add_signed(jump),
                     Fault::StepTokens(tokens) => self.engine.set_step_tokens(tokens),
@@ -157,8 +165,8 @@ impl<'s> Simulation<'s> {
         self.next_arrival == self.scenario.arrivals.len() && self.held_back.is_empty()
     }
 
-    /// Plan and run one step; false if there was nothing to do.
-    fn turn(&mut self, fault: Option<StepFault>, stall: u32) -> Result<bool, Failure> {
+    /// Plan and run one turn; false if there was nothing to do.
+    fn turn(&mut self, fault: Option<FaultyPass>, stall: u32) -> Result<bool, Failure> {
         self.now_ns = self.now_ns.saturating_add(1000);
         let available = |engine: &EngineState| {
             let metrics = engine.metrics();
@@ -184,12 +192,12 @@ impl<'s> Simulation<'s> {
         if !self.promises.is_on() {
             self.ears.asked.values_mut().for_each(|asked| asked.must_hit = None);
         }
-        self.digest();
-        self.tell_world(&holders, fault);
-        let result = self.program.run(Pass::Forward, self.step.bytes(), plan.n_logit_rows);
-        let result = result.map(|()| self.program.logits(Pass::Forward).to_vec());
-        if let Some(failure) = self.registered.world.lock().failure.take() {
-            return Err(Failure { what: format!("tick {}: {}", self.tick, failure.what), ..failure });
+        self.tell_world(&holders);
+        let result = self.compute(&plan, fault)?;
+        if self.scenario.overlaps && self.engine.plan_ahead() {
+            self.outcome.tally.plans_ahead += 1;
+            self.watch.planned_ahead(&self.engine.holders().collect::<Vec<_>>(), &self.open())?;
+            self.conserve()?;
         }
         for _ in 0..stall {
             self.tick += 1;
@@ -201,9 +209,10 @@ impl<'s> Simulation<'s> {
         self.watch.before_advance(&holders)?;
         self.now_ns = self.now_ns.saturating_add(1000 + 100 * u64::from(plan.n_tokens));
         match result {
-            Ok(logits) => {
-                let ears = &mut self.ears;
-                self.engine.advance(self.now_ns, plan, &logits, &mut |id, event| ears.hear(id, event));
+            Ok(()) => {
+                self.take_in(plan);
+                self.heard()?;
+                self.replay(fault)?;
             }
             Err(message) => self.fail_all(fault, message)?,
         }
@@ -271,22 +280,13 @@ impl<'s> Simulation<'s> {
         self.ears.open().map(|(id, asked)| (*id, entry(asked, id.0))).collect()
     }
 
-    fn tell_world(&mut self, holders: &[Holder], fault: Option<StepFault>) {
+    fn tell_world(&mut self, holders: &[Holder]) {
         let mut world = self.registered.world.lock();
         let held = |h: &Holder| Held { id: h.id, table_row: h.table_row, computed: h.computed, planned: h.planned };
-        world.held = holders.iter().map(held).collect();
+        world.begin_turn(holders.iter().map(held).collect());
         world.cached_pages = self.engine.cached_pages().collect();
         world.cached_states = self.engine.cached_states().collect();
         world.held_states = self.engine.held_states().map(|(id, slot)| (slot, id)).collect();
-        world.fault = fault;
-    }
-
-    fn digest(&mut self) {
-        let digest = &mut self.outcome.digest;
-        for word in self.step.bytes().chunks(8) {
-            let word = word.iter().fold(0u64, |word, byte| word << 8 | u64::from(*byte));
-            *digest = (*digest ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
-        }
     }
 
     fn conserve(&mut self) -> Result<(), Failure> {
@@ -296,6 +296,7 @@ impl<'s> Simulation<'s> {
             self.engine
                 .check_conservation()
                 .map_err(|what| Failure::new(Check::Conservation, format!("tick {tick}: {what}")))?;
+            self.told.read(&self.engine, tick)?;
         }
         Ok(())
     }

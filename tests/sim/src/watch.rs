@@ -62,15 +62,7 @@ impl Watch {
         n_available: u64,
     ) -> Result<(), Failure> {
         let rank_of = |id: &RequestId| open.get(id).map(|(rank, _)| *rank);
-        let held: BTreeSet<RequestId> = holders.iter().map(|holder| holder.id).collect();
-        let admitted = held.difference(&self.held_before).filter_map(rank_of).max();
-        let waiting = open.iter().filter(|(id, _)| !held.contains(id));
-        if let Some(admitted) = admitted
-            && let Some((id, rank)) = waiting.clone().find(|(_, (rank, _))| *rank < admitted)
-        {
-            let what = format!("{id:?} of rank {rank:?} waits and rank {admitted:?} was admitted");
-            return Err(Failure::new(Check::Order, what));
-        }
+        let held = self.admitted_in_order(holders, open)?;
         for id in self.held_before.difference(&held) {
             let Some(victim) = rank_of(id) else { continue };
             let stays = self.held_before.intersection(&held).filter_map(rank_of).find(|rank| *rank > victim);
@@ -112,6 +104,38 @@ impl Watch {
         };
         self.admitted_whole = holders.iter().filter(|h| is_whole(h)).map(|h| h.id).collect();
         self.in_flight = holders.iter().filter(|holder| holder.planned > 0).map(|holder| holder.id).collect();
+        self.held_before = held;
+        Ok(())
+    }
+
+    /// The requests that hold memory, those among them that are new having been admitted in order.
+    fn admitted_in_order(
+        &self,
+        holders: &[Holder],
+        open: &BTreeMap<RequestId, (Rank, u32)>,
+    ) -> Result<BTreeSet<RequestId>, Failure> {
+        let held: BTreeSet<RequestId> = holders.iter().map(|holder| holder.id).collect();
+        let rank_of = |id: &RequestId| open.get(id).map(|(rank, _)| *rank);
+        let admitted = held.difference(&self.held_before).filter_map(rank_of).max();
+        let mut waiting = open.iter().filter(|(id, _)| !held.contains(id));
+        if let Some(admitted) = admitted
+            && let Some((id, (rank, _))) = waiting.find(|(_, (rank, _))| *rank < admitted)
+        {
+            let what = format!("{id:?} of rank {rank:?} waits and rank {admitted:?} was admitted");
+            return Err(Failure::new(Check::Order, what));
+        }
+        Ok(held)
+    }
+
+    /// A plan was made ahead: it may have admitted some, and took memory from nobody.
+    pub fn planned_ahead(
+        &mut self,
+        holders: &[Holder],
+        open: &BTreeMap<RequestId, (Rank, u32)>,
+    ) -> Result<(), Failure> {
+        let held = self.admitted_in_order(holders, open)?;
+        let lost = self.held_before.difference(&held).next();
+        ensure(lost.is_none(), Check::Thrash, || format!("{lost:?} lost its memory to a plan made ahead"))?;
         self.held_before = held;
         Ok(())
     }

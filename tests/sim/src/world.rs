@@ -9,7 +9,8 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use tokenspeed_core::request::RequestId;
+use tokenspeed_backend_api::abi::ts_step_row;
+use tokenspeed_core::{engine::Pass, request::RequestId};
 
 use crate::{
     check::{Check, Failure},
@@ -108,25 +109,35 @@ pub(crate) struct PageNotes {
 }
 
 /// Everything both sides know.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct World {
     /// Sizes.
     pub sizes: Sizes,
     /// Histories of all requests that have not ended, or are still in a step.
     pub truths: BTreeMap<RequestId, Truth>,
-    /// Histories with the guesses of the step that runs behind them.
+    /// Histories with the guesses of the turn that runs behind them.
     pub(crate) guessed: BTreeMap<RequestId, Truth>,
     /// Guesses of all steps.
     pub n_guesses: u64,
-    /// Who holds memory in the step that runs.
+    /// Who holds memory in the turn that runs.
     pub held: Vec<Held>,
+    /// The pass that runs.
+    pub(crate) pass: Pass,
+    /// No pass of the turn but a replay follows.
+    pub(crate) is_last_pass: bool,
+    /// Planned for this turn and in no pass so far.
+    pub(crate) unseen: BTreeSet<RequestId>,
+    /// Rows of the turn's verify pass.
+    pub(crate) verified: BTreeMap<RequestId, ts_step_row>,
+    /// Requests whose tokens of this turn were never heard: aborted or failed while it ran.
+    pub(crate) unheard: BTreeSet<RequestId>,
     /// Pages the cache owns.
     pub cached_pages: BTreeSet<u32>,
     /// State slots the cache owns.
     pub cached_states: BTreeSet<u32>,
     /// State slots of requests, each with its owner.
     pub held_states: BTreeMap<u32, RequestId>,
-    /// What goes wrong in this step.
+    /// What goes wrong in this pass.
     pub fault: Option<StepFault>,
     /// The first thing found wrong.
     pub failure: Option<Failure>,
@@ -142,6 +153,8 @@ pub struct World {
     pub n_steps: u64,
     /// Rows that went on in another state slot than they came from.
     pub n_state_moves: u64,
+    /// Rows that were replayed.
+    pub n_replays: u64,
 }
 
 /// Who has a page in its table in this step.
@@ -156,10 +169,54 @@ pub(crate) enum Owner {
 impl World {
     /// Nothing has happened yet.
     pub fn new(sizes: Sizes) -> Self {
-        Self { sizes, ..Self::default() }
+        Self {
+            sizes,
+            truths: BTreeMap::new(),
+            guessed: BTreeMap::new(),
+            n_guesses: 0,
+            held: Vec::new(),
+            pass: Pass::Forward,
+            is_last_pass: true,
+            unseen: BTreeSet::new(),
+            verified: BTreeMap::new(),
+            unheard: BTreeSet::new(),
+            cached_pages: BTreeSet::new(),
+            cached_states: BTreeSet::new(),
+            held_states: BTreeMap::new(),
+            fault: None,
+            failure: None,
+            poisoned: None,
+            is_lost: false,
+            pages: Vec::new(),
+            owners: Vec::new(),
+            n_steps: 0,
+            n_state_moves: 0,
+            n_replays: 0,
+        }
     }
 
-    /// A request's history, with the guesses of the step behind it.
+    /// A turn was planned: who holds memory, and how many tokens each has in it.
+    pub fn begin_turn(&mut self, held: Vec<Held>) {
+        self.unseen = held.iter().filter(|holder| holder.planned > 0).map(|holder| holder.id).collect();
+        self.held = held;
+        self.guessed.clear();
+        self.verified.clear();
+        self.unheard.clear();
+    }
+
+    /// The next pass that computes tokens of the turn; what goes wrong in it.
+    pub fn begin_pass(&mut self, pass: Pass, is_last: bool, fault: Option<StepFault>) {
+        (self.pass, self.is_last_pass, self.fault) = (pass, is_last, fault);
+    }
+
+    /// The turn was taken in, `unheard` of it were not; right guesses are replayed.
+    pub fn begin_replay(&mut self, unheard: BTreeSet<RequestId>, fault: Option<StepFault>) {
+        self.begin_pass(Pass::Replay, true, fault);
+        self.guessed.clear();
+        self.unheard = unheard;
+    }
+
+    /// A request's history, with the guesses of the turn behind it.
     pub(crate) fn history(&self, id: RequestId) -> &Truth {
         self.guessed.get(&id).unwrap_or_else(|| &self.truths[&id])
     }

@@ -90,7 +90,7 @@ impl Bench {
             state_read,
             state_write,
             state_tokens,
-            reserved: 0,
+            branch_offset: 0,
         });
     }
 
@@ -100,6 +100,10 @@ impl Bench {
 
     /// The first check that fails, or the logits.
     fn run(&mut self) -> Result<Vec<f32>, Check> {
+        self.run_with(None)
+    }
+
+    fn run_with(&mut self, fault: Option<StepFault>) -> Result<Vec<f32>, Check> {
         let mut world = self.registered.world.lock();
         let held = |row: &ts_step_row| Held {
             id: RequestId(u64::from(row.table_row) + 1),
@@ -107,7 +111,8 @@ impl Bench {
             computed: row.computed,
             planned: row.query_len,
         };
-        world.held = self.rows.iter().map(held).collect();
+        world.begin_turn(self.rows.iter().map(held).collect());
+        world.begin_pass(Pass::Forward, true, fault);
         let mut tokens = Vec::new();
         for (at, row) in self.rows.iter().enumerate() {
             let truth = &world.truths[&RequestId(u64::from(row.table_row) + 1)];
@@ -214,8 +219,7 @@ fn a_state_may_move_to_another_slot_and_the_old_one_stays() {
 #[test]
 fn a_logit_that_is_not_finite_is_told_to_the_simulator_and_to_no_other_row() {
     let mut bench = bench(&model::backend(), Via::Program);
-    bench.registered.world.lock().fault = Some(StepFault::NotFinite(1));
-    let logits = bench.run().unwrap();
+    let logits = bench.run_with(Some(StepFault::NotFinite(1))).unwrap();
     let n_ids = VOCABULARY as usize - 2;
     let bad: Vec<usize> =
         logits.chunks(VOCABULARY as usize).map(|row| row[..n_ids].iter().filter(|x| !x.is_finite()).count()).collect();

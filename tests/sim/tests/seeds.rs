@@ -1,5 +1,6 @@
 //! A few seeds, a shrunk failure, and that the seeds do what they are meant to. `cargo xtask test` runs thousands more.
 
+use tokenspeed_core::engine::Pass;
 use tokenspeed_sim::{
     campaign::{Campaign, silence_panics},
     check::{Check, Failure},
@@ -23,10 +24,12 @@ fn the_first_seeds_fail_nowhere_and_reach_everything() {
         ("aborts", t.aborts),
         ("failed requests", t.failed),
         ("failed steps", t.step_failures),
+        ("plans made ahead", t.plans_ahead),
         ("refused requests", t.refused),
         ("guesses", t.guesses),
         ("right guesses", t.accepted),
         ("hits on recurrent states", t.hybrid_hits),
+        ("replayed rows", t.replays),
         ("variants", t.variants),
     ];
     assert!(reached.iter().all(|(_, n)| *n > 10), "{reached:?}");
@@ -66,9 +69,12 @@ fn faults_of_every_kind_occur() {
     use tokenspeed_sim::scenario::Fault;
     let faults: Vec<Fault> = (0..300).flat_map(|seed| scenario(seed).faults).map(|(_, fault)| fault).collect();
     let is_there = |wanted: fn(&Fault) -> bool| faults.iter().any(wanted);
-    assert!(is_there(|f| *f == Fault::Step(StepFault::Fails)));
-    assert!(is_there(|f| *f == Fault::Step(StepFault::Lost)));
-    assert!(is_there(|f| matches!(f, Fault::Step(StepFault::NotFinite(_)))));
+    for pass in [Pass::Forward, Pass::Verify, Pass::Replay] {
+        for what in [StepFault::Fails, StepFault::Lost] {
+            assert!(faults.contains(&Fault::Step(what, pass)), "{what:?} in {pass:?}");
+        }
+    }
+    assert!(is_there(|f| matches!(f, Fault::Step(StepFault::NotFinite(_), _))));
     assert!(is_there(|f| matches!(f, Fault::Stall(_))) && is_there(|f| matches!(f, Fault::Clock(_))));
     assert!(is_there(|f| matches!(f, Fault::StepTokens(_))) && is_there(|f| *f == Fault::Flush));
 }

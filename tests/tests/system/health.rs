@@ -88,7 +88,9 @@ fn serve(fault: Fault) -> (Serving, Arc<AtomicBool>) {
     (config.max_batch_tokens, config.max_logit_rows) = (64 + 8, 16 + 8);
     let armed = Arc::new(AtomicBool::new(false));
     let runner = Runner { fault, armed: armed.clone(), lost: false, logits: vec![0.0; VOCAB * 24], n_logits: 0 };
-    let driver = DriverConfig { stuck_after: Duration::from_millis(100), ..DriverConfig::default() };
+    // Printing the backtrace of a panic takes longer than a step may in the test of stuck ones.
+    let stuck_after = Duration::from_millis(if fault == Fault::Stuck { 100 } else { 60_000 });
+    let driver = DriverConfig { stuck_after, ..DriverConfig::default() };
     let engine = EngineHandle::start(config, driver, Box::new(runner)).expect("starts");
     let frontend = load_frontend(&folder.model()).expect("a tokenizer");
     let info = ModelInfo { name: "faulty".into(), ..ModelInfo::default() };

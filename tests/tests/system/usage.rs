@@ -37,6 +37,49 @@ fn usage_with_cached_tokens() {
     assert_eq!((cached(&off, &prompt), cached(&off, &prompt)), (0, 0));
 }
 
+/// Case 88: what one salt computed is not there for another, for none, or for the empty one.
+#[test]
+fn cache_salts_do_not_share() {
+    let server = Serving::start(load(&models::tiny().model(), ""));
+    let prompt = ids(3, 200);
+    let page = server.engine.limits().prefix_granularity;
+    let cached = |salt: Option<&str>| {
+        let salt = salt.map_or(json!({}), |salt| json!({"cache_salt": salt}));
+        let usage = server.completion(json!(prompt), with(json!({"max_tokens": 1, "ignore_eos": true}), salt));
+        usage["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0) as u32
+    };
+    for salt in [Some("a"), Some("b"), Some(""), None] {
+        assert_eq!((cached(salt), cached(salt)), (0, 199 / page * page), "{salt:?}");
+    }
+}
+
+/// Refused as a whole while anybody is served, done as a whole otherwise.
+#[test]
+fn flush_cache_is_all_or_nothing() {
+    let server = Serving::start(load(&models::tiny().model(), ""));
+    let (old, long) = (ids(3, 200), ids(4, 20));
+    let cached = |prompt: &[u32]| {
+        let usage = server.completion(json!(prompt), json!({"max_tokens": 1, "ignore_eos": true}))["usage"].clone();
+        usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0)
+    };
+    assert_eq!(cached(&old), 0);
+    let whole = cached(&old);
+    assert!(whole > 0);
+    let mut running = submit(&*server.engine, greedy(&long, 200));
+    running.blocking_next().expect("it starts");
+    let refused = server.post("/flush_cache", &json!({}));
+    assert_eq!(refused.status, 409, "{}", refused.text());
+    let message = refused.json()["error"]["message"].as_str().unwrap_or_default().to_owned();
+    assert!(message.contains("while 1 requests are running or waiting"), "{message}");
+    assert_eq!(finish(running).ids.len(), 200, "the request goes on");
+    assert_eq!(cached(&old), whole, "a refused flush forgets nothing");
+    server.idle_metrics();
+    let flushed = server.post("/flush_cache", &json!({}));
+    assert_eq!((flushed.status, flushed.json()), (200, json!({"flushed": true})));
+    assert_eq!(server.idle_metrics().pages_used, 0);
+    assert_eq!(cached(&old), 0);
+}
+
 #[test]
 fn prefix_hit_exact_full_prompt() {
     let folder = models::tiny();

@@ -81,7 +81,7 @@ impl UnitKernel<'_> {
 
     fn head<'a>(&self, pages: &'a Pages, unit: Unit) -> Head<'a> {
         let dim = self.args.head_dim;
-        Head { pages, table_row: unit.table_row, first: unit.kv_head * dim, dim }
+        Head { pages, track: unit.track, first: unit.kv_head * dim, dim }
     }
 
     /// Keys and values of the tile at `start`, or of the next unit's first one where this unit ends before.

@@ -11,7 +11,7 @@ mod kernel;
 pub(crate) mod tile;
 
 use crate::{
-    kv_write::Pages,
+    kv_write::{Pages, Track},
     level::Level,
     part::Part,
     scratch::{Carver, Scratch, region_bytes},
@@ -68,7 +68,7 @@ impl AttentionArgs<'_> {
 /// Some consecutive tokens of one row, for one key/value head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Unit {
-    table_row: usize,
+    track: Track,
     /// Index of the first token in the step.
     token: usize,
     tokens: usize,
@@ -135,7 +135,7 @@ fn for_each_unit(args: &AttentionArgs<'_>, mut f: impl FnMut(Unit, usize)) {
             let tiles = (position + tokens).div_ceil(TILE) - args.first_seen(position) / TILE;
             for kv_head in 0..args.kv_heads {
                 let unit = Unit {
-                    table_row: row.table_row as usize,
+                    track: Track::from(row),
                     token: row.query_start as usize + first,
                     tokens,
                     position,

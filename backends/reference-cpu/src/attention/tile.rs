@@ -2,7 +2,7 @@
 
 use super::TILE;
 use crate::{
-    kv_write::Pages,
+    kv_write::{Pages, Track},
     simd::{LANES, Simd},
     small_float,
 };
@@ -13,7 +13,7 @@ use tokenspeed_backend_api::dtype::DType;
 #[derive(Clone, Copy)]
 pub struct Head<'a> {
     pub pages: &'a Pages,
-    pub table_row: usize,
+    pub track: Track,
     /// Index of the head's first value in a token's row.
     pub first: usize,
     pub dim: usize,
@@ -52,7 +52,7 @@ impl Head<'_> {
         self.dim.next_multiple_of(LANES)
     }
 
-    /// Call `f` with the pieces of `positions` that lie in one page: first position, count, first row.
+    /// Call `f` with the pieces of `positions` that lie in one page and on one branch: first position, count, first row.
     ///
     /// # Safety
     /// The table covers the positions.
@@ -60,14 +60,15 @@ impl Head<'_> {
     unsafe fn runs(&self, positions: Range<usize>, mut f: impl FnMut(usize, usize, *const u8)) {
         let mut at = positions.start;
         while at < positions.end {
-            let count = (self.pages.block_tokens - at % self.pages.block_tokens).min(positions.end - at);
+            let left = self.pages.block_tokens - self.track.place(at) % self.pages.block_tokens;
+            let count = left.min(positions.end.min(self.track.turn(at)) - at);
             // SAFETY: the caller's promise.
-            f(at, count, unsafe { self.pages.row(self.table_row, at) });
+            f(at, count, unsafe { self.pages.row(self.track, at) });
             at += count;
         }
     }
 
-    /// The 64 rows from position `start` on, if they lie in one page.
+    /// The 64 rows from position `start` on, if they lie in one page; with a branch in them, most of them.
     ///
     /// # Safety
     /// The table covers `start`.
@@ -78,7 +79,7 @@ impl Head<'_> {
             Upcoming { row: std::ptr::null(), stride: self.pages.width * bytes, bytes: self.dim * bytes };
         if self.pages.block_tokens.is_multiple_of(TILE) {
             // SAFETY: the caller's promise.
-            upcoming.row = unsafe { self.pages.row(self.table_row, start).add(self.first * bytes) };
+            upcoming.row = unsafe { self.pages.row(self.track, start).add(self.first * bytes) };
         }
         upcoming
     }
@@ -160,12 +161,13 @@ impl Head<'_> {
         for column in ((positions.start - start) / LANES * LANES..positions.end - start).step_by(LANES) {
             let square = start + column..start + column + LANES;
             let inside = positions.start <= square.start && square.end <= positions.end;
-            let left = self.pages.block_tokens - square.start % self.pages.block_tokens;
+            let left = self.pages.block_tokens - self.track.place(square.start) % self.pages.block_tokens;
+            let left = left.min(self.track.turn(square.start) - square.start);
             // SAFETY: squares are inside the page row or `staging`, and inside `out`.
             unsafe {
                 let (from, stride) = if direct && inside && left >= LANES {
                     {
-                        let row = self.pages.row(self.table_row, square.start).cast::<f32>();
+                        let row = self.pages.row(self.track, square.start).cast::<f32>();
                         (row.add(self.first).cast_const(), self.pages.width)
                     }
                 } else {

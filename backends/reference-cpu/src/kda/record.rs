@@ -24,11 +24,12 @@ pub struct RecordArgs<'a> {
 /// # Errors
 /// Names the first that does not.
 pub fn check(rows: &[ts_step_row], capacity: usize) -> Result<(), Fault> {
-    let over = |r: &ts_step_row| state_slots::write(r).is_some() && r.query_len as usize > capacity;
+    let end = |r: &ts_step_row| r.branch_offset as usize + r.query_len as usize;
+    let over = |r: &ts_step_row| state_slots::write(r).is_some() && end(r) > capacity;
     match rows.iter().position(over) {
         None => Ok(()),
         Some(i) => {
-            let n = rows[i].query_len;
+            let n = end(&rows[i]);
             Err(Fault::invalid(format!("row {i} has {n} tokens, a record holds {capacity}")))
         }
     }
@@ -49,7 +50,7 @@ pub unsafe fn kda_record(part: Part, args: &RecordArgs<'_>) {
             let taken = mine.contains(&index);
             index += 1;
             let (true, Some(slot)) = (taken, state_slots::write(row)) else { continue };
-            let mut at = (slot * args.capacity + i) * width;
+            let mut at = (slot * args.capacity + row.branch_offset as usize + i) * width;
             for (x, n) in args.inputs {
                 let token = row.query_start as usize + i;
                 // SAFETY: the token's row, and its place in the slot's record.

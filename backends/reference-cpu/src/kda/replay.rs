@@ -112,13 +112,13 @@ impl ReplayArgs<'_> {
         3 * self.channels() + self.gate_width + self.heads
     }
 
-    /// Columns `columns` of a slot's tokens, as rows of f32 at `to`.
+    /// Columns `columns` of a row's recorded tokens, as rows of f32 at `to`.
     ///
     /// # Safety
     /// The slot exists and has that many tokens; `to` has room.
-    unsafe fn recorded(&self, slot: usize, tokens: usize, columns: Range<usize>, to: *mut f32) {
-        for token in 0..tokens {
-            let first = (slot * self.capacity + token) * self.width() + columns.start;
+    unsafe fn recorded(&self, slot: usize, row: &ts_step_row, columns: Range<usize>, to: *mut f32) {
+        for token in 0..row.query_len as usize {
+            let first = (slot * self.capacity + row.branch_offset as usize + token) * self.width() + columns.start;
             // SAFETY: the caller's promise.
             unsafe {
                 let to = std::slice::from_raw_parts_mut(to.add(token * columns.len()), columns.len());
@@ -148,7 +148,7 @@ impl Kernel for Streams<'_> {
                 unsafe {
                     block.load_taps(args.taps[stream].add(channel * args.n_taps));
                     block.load_window(&args.window, row, column);
-                    args.recorded(slot, tokens, column..column + width, inputs.raw);
+                    args.recorded(slot, row, column..column + width, inputs.raw);
                     let x = (inputs.raw.cast_const(), width);
                     block.run::<S>(tokens, x, (inputs.streams[stream].add(first), dim));
                     block.keep(&args.window, row, column, tokens, x);
@@ -234,8 +234,8 @@ pub unsafe fn kda_replay(level: Level, part: Part, scratch: &mut Scratch, args: 
         // SAFETY: slots, lengths and shapes were checked; regions are this worker's and hold `capacity` tokens.
         unsafe {
             dispatch(level, Streams(args, inputs, row, slot, head));
-            args.recorded(slot, tokens, after..after + args.gate_width, inputs.f);
-            args.recorded(slot, tokens, b..b + 1, inputs.beta);
+            args.recorded(slot, row, after..after + args.gate_width, inputs.f);
+            args.recorded(slot, row, b..b + 1, inputs.beta);
             gemm(level, Part::WHOLE, scratch, &product);
             dispatch(level, Gates(args, inputs, tokens, head));
             let at = |slot: usize| args.state.add((slot * args.heads + head) * dim * dim);

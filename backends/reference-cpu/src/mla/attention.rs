@@ -9,7 +9,13 @@
 //! would then depend on.
 
 use super::kernel::{Block, ChunkKernel, FinishKernel, MergeKernel, Work, state_len};
-use crate::{kv_write::Pages, level::Level, part::Part, pool::Worker, simd::dispatch};
+use crate::{
+    kv_write::{Pages, Track},
+    level::Level,
+    part::Part,
+    pool::Worker,
+    simd::dispatch,
+};
 use tokenspeed_backend_api::abi::ts_step_row;
 
 /// Positions of a chunk: whole tiles.
@@ -95,7 +101,7 @@ unsafe fn whole(level: Level, part: Part, args: &MlaArgs<'_>, work: &Work) {
             for first in (0..row.query_len as usize).step_by(step) {
                 let tokens = step.min(row.query_len as usize - first);
                 let block = Block {
-                    table_row: row.table_row as usize,
+                    track: Track::from(row),
                     token: row.query_start as usize + first,
                     tokens,
                     position: row.computed as usize + first,
@@ -132,8 +138,8 @@ unsafe fn whole(level: Level, part: Part, args: &MlaArgs<'_>, work: &Work) {
 unsafe fn shared(level: Level, worker: &Worker<'_>, args: &MlaArgs<'_>, work: &Work) {
     let part = worker.part();
     let tokens = args.rows.iter().flat_map(|row| {
-        (0..row.query_len as usize).map(|i| Block {
-            table_row: row.table_row as usize,
+        (0..row.query_len as usize).map(move |i| Block {
+            track: Track::from(row),
             token: row.query_start as usize + i,
             tokens: 1,
             position: row.computed as usize + i,

@@ -9,6 +9,7 @@ use crate::{
         tile::{Head, Upcoming},
     },
     exp::exp,
+    kv_write::Track,
     scratch::{Carver, region_bytes},
     simd::{Kernel, LANES, Simd},
 };
@@ -25,7 +26,7 @@ pub const fn state_len(rank: usize) -> usize {
 /// Some heads of some consecutive tokens of one sequence.
 #[derive(Clone, Copy, Debug)]
 pub struct Block {
-    pub table_row: usize,
+    pub track: Track,
     /// First token in the step, and its position.
     pub token: usize,
     pub position: usize,
@@ -120,7 +121,7 @@ impl Kernel for ChunkKernel<'_> {
             for start in (self.chunk * CHUNK..end).step_by(TILE) {
                 let seen = start..end.min(start + TILE);
                 let (args, work) = (self.args, self.work);
-                let head = |dim| Head { pages: &args.cache, table_row: self.block.table_row, first: 0, dim };
+                let head = |dim| Head { pages: &args.cache, track: self.block.track, first: 0, dim };
                 let rows = head(args.cache.width);
                 rows.fetch_transposed::<S>(start, seen.clone(), work.staging, work.keys);
                 head(args.rank).fetch::<S>(start, seen.clone(), work.values);

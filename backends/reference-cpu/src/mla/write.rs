@@ -1,7 +1,7 @@
 //! `mla_write`: normalise the latent part of a token's row and put the row into its page.
 
 use crate::{
-    kv_write::Pages,
+    kv_write::{Pages, Track},
     level::Level,
     part::Part,
     rmsnorm::{RmsNormArgs, rmsnorm},
@@ -47,7 +47,7 @@ pub unsafe fn mla_write(level: Level, part: Part, scratch: &mut Scratch, args: &
     let buffer: *mut f32 = scratch.carve().take(width);
     for t in part.of(args.tokens.len()) {
         let token = args.tokens[t];
-        let table_row = args.rows[token.row as usize].table_row as usize;
+        let track = Track::from(&args.rows[token.row as usize]);
         // SAFETY: row t of x, the scratch row and the page row exist by the caller's promise.
         unsafe {
             let x = args.x.add(t * width);
@@ -63,7 +63,7 @@ pub unsafe fn mla_write(level: Level, part: Part, scratch: &mut Scratch, args: &
             };
             rmsnorm(level, Part::WHOLE, norm);
             std::ptr::copy_nonoverlapping(x.add(args.rank), buffer.add(args.rank), width - args.rank);
-            let to = pages.row(table_row, token.position as usize);
+            let to = pages.row(track, token.position as usize);
             if pages.dtype == DType::F32 {
                 std::ptr::copy_nonoverlapping(buffer.cast::<u8>(), to, 4 * width);
             } else {

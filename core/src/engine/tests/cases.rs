@@ -332,6 +332,30 @@ fn submit_refuses_by_kind() {
 }
 
 #[test]
+fn any_waiting_request_can_be_aborted() {
+    // Few classes of priority, and more than are searched one by one.
+    for n_classes in [1, 3, 200] {
+        let mut rig = Rig::new(config(256, 64));
+        let mut waiting: Vec<_> = (0..300)
+            .map(|i| {
+                let request = Request { priority: i * 7 % n_classes - 50, ..request(vec![1], greedy(1)) };
+                rig.engine.submit(request, 0).unwrap()
+            })
+            .collect();
+        // Neither in order of arrival nor of priority.
+        waiting.sort_by_key(|id| id.0 * 101 % 307);
+        for (left, &id) in (0..300u64).rev().zip(&waiting) {
+            let mut heard = Vec::new();
+            assert!(rig.engine.abort(id, &mut |id, event| heard.push((id, event))));
+            assert!(matches!(heard[..], [(heard, Event::Finished { reason: FinishReason::Abort, .. })] if heard == id));
+            assert!(!rig.engine.abort(id, &mut |_, _| panic!("it has ended")));
+            assert_eq!(rig.engine.metrics().waiting, left);
+        }
+        assert!(rig.engine.is_idle());
+    }
+}
+
+#[test]
 fn decoding_and_prefill_never_starve_each_other() {
     for step_tokens in [0, 20, 10_000] {
         let mut config = config(2000, 1000);

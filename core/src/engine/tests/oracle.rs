@@ -3,8 +3,9 @@
 use super::fake;
 use crate::{
     engine::EngineConfig,
+    grammar::TokenMask,
     request::{Event, FinishReason, Request, Usage},
-    sampler::{History, RowContext, Sampler},
+    sampler::{History, RowContext, SampleError, Sampler},
 };
 
 /// All events; `cached_tokens` is 0.
@@ -25,10 +26,21 @@ pub fn alone(request: &Request, config: &EngineConfig) -> Vec<Event> {
     let mut history = History::new(sampling, &tokens, 1);
     let mut n_generated = 0;
     let mut reason = FinishReason::Length;
+    let mut constraint = request.constraint.clone();
+    let mut mask = TokenMask::new(config.tokenizer_vocab_size);
     while n_generated < sampling.max_tokens && tokens.len() < config.max_model_len as usize {
         let eos_ids: &[u32] = if sampling.ignore_eos { &[] } else { &config.eos_ids };
-        let context = RowContext { params: sampling, history: &history, tokens: &tokens, n_generated, eos_ids };
-        match sampler.sample(&after(&tokens), &context) {
+        let context =
+            RowContext { params: sampling, history: &history, tokens: &tokens, n_generated, eos_ids, mask: None };
+        let sampled = match &mut constraint {
+            None => sampler.sample(&after(&tokens), &context),
+            Some(constraint) => {
+                mask.clear();
+                let made = constraint.mask(&mut mask).map_err(SampleError::from);
+                made.and_then(|()| sampler.sample(&after(&tokens), &RowContext { mask: Some(&mask), ..context }))
+            }
+        };
+        match sampled {
             Ok(choice) => {
                 n_generated += 1;
                 tokens.push(choice.id);
@@ -37,6 +49,13 @@ pub fn alone(request: &Request, config: &EngineConfig) -> Vec<Event> {
                 if eos_ids.contains(&choice.id) || sampling.stop_token_ids.contains(&choice.id) {
                     reason = FinishReason::Stop;
                     break;
+                }
+                if let Some(constraint) = &mut constraint {
+                    constraint.accept(choice.id).unwrap();
+                    if constraint.is_complete() {
+                        reason = FinishReason::Stop;
+                        break;
+                    }
                 }
             }
             Err(error) => {

@@ -1,13 +1,16 @@
-//! `tokenspeed bench`: a server under load, the engine alone, one request, single operations.
+//! `tokenspeed bench`: a server under load, the engine alone, sessions of agents, one request, single operations.
 
 use clap::{Args, Subcommand};
 
 use crate::{engine_setup, error::CliError};
 
+pub mod agentic;
 pub mod bandwidth;
 pub mod client;
 pub mod engine;
 pub mod model;
+pub mod plot;
+pub mod policies;
 pub mod report;
 pub mod serve;
 
@@ -18,10 +21,14 @@ pub enum BenchCommand {
     Serve(serve::BenchServeArgs),
     /// Put load on the engine in this process, without HTTP and text
     Engine(engine::BenchEngineArgs),
+    /// Replay coding sessions of many turns: latencies by concurrency, and cache hits beside what is possible
+    Agentic(Box<agentic::BenchAgenticArgs>),
     /// Time prefill and decode of one request, beside the bytes that decoding must read
     Model(model::BenchModelArgs),
     /// Time single operations of a backend
     Ops(BenchOpsArgs),
+    /// Show what scheduling does to latencies, in virtual time on a machine that is a formula; no model is needed
+    Policies(policies::BenchPoliciesArgs),
 }
 
 /// Arguments of `bench ops`.
@@ -49,7 +56,9 @@ pub fn run(command: BenchCommand) -> Result<(), CliError> {
     match command {
         BenchCommand::Serve(args) => serve::run(args),
         BenchCommand::Engine(args) => engine::run(args),
+        BenchCommand::Agentic(args) => agentic::run(*args),
         BenchCommand::Model(args) => model::run(args),
         BenchCommand::Ops(args) => engine_setup::bench_ops(&args),
+        BenchCommand::Policies(args) => policies::run(&args),
     }
 }

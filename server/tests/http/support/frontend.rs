@@ -2,7 +2,8 @@
 
 use serde_json::Value;
 use tokenspeed_server::frontend::{
-    ChatInput, EncodedPrompt, FrontendError, OutputOptions, OutputStream, Parsers, Piece, TextFrontend, ToolCallDelta,
+    AnswerMarkup, CallMarkup, ChatInput, EncodedPrompt, FrontendError, OutputOptions, OutputStream, Parsers, Piece,
+    TextFrontend, ToolCallDelta,
 };
 
 pub const EOS: u32 = 256;
@@ -77,6 +78,10 @@ impl TextFrontend for ByteFrontend {
         true
     }
 
+    fn answer_markup(&self) -> AnswerMarkup {
+        AnswerMarkup { calls: CallMarkup::Hermes, ..AnswerMarkup::default() }
+    }
+
     fn parsers(&self) -> Parsers {
         Parsers { tools: true, reasoning: false }
     }
@@ -117,7 +122,8 @@ impl ByteStream {
                     arguments: arguments.into(),
                 };
                 let arguments = call["arguments"].to_string();
-                let (first, second) = arguments.split_at(arguments.len() / 2);
+                let middle = arguments.floor_char_boundary(arguments.len() / 2);
+                let (first, second) = arguments.split_at(middle);
                 let name = call["name"].as_str().map(str::to_owned);
                 piece.tool_calls.push(delta(Some(format!("call_{index}")), name, first));
                 piece.tool_calls.push(delta(None, None, second));

@@ -2,6 +2,8 @@
 pub mod client;
 pub mod engine;
 pub mod frontend;
+pub mod noise;
+pub mod schema;
 
 use std::{net::SocketAddr, sync::Arc, thread::JoinHandle};
 

@@ -5,18 +5,24 @@ use tokenspeed_backend_api::{
     op::OpKind,
     sdk::{BoundOp, Fault, Operand, StepView},
 };
+use tokenspeed_core::engine::Pass;
 
-use super::memory::{Record, load, load_word, store, store_word};
+use super::{
+    memory::{Record, load, load_word, store, store_word},
+    recurrent,
+    rows::{self, holder_of},
+};
 use crate::{
     check::Check,
     fingerprint,
-    world::{Held, Owner, StepFault, World},
+    world::{Owner, StepFault, World},
 };
 
 /// Whether the device runs ops of a kind.
 pub fn is_known(kind: OpKind) -> bool {
     use OpKind::{
-        Add, Embedding, Gemm, KdaStep, KvWrite, Mul, PagedAttention, RowGather, Sigmoid, SigmoidMul, Slice, TableUpdate,
+        Add, Embedding, Gemm, KdaRecord, KdaReplay, KdaStep, KdaVerify, KvWrite, Mul, PagedAttention, RowGather,
+        Sigmoid, SigmoidMul, Slice, TableUpdate,
     };
     matches!(
         kind,
@@ -25,6 +31,9 @@ pub fn is_known(kind: OpKind) -> bool {
             | KvWrite
             | PagedAttention
             | KdaStep
+            | KdaRecord
+            | KdaVerify
+            | KdaReplay
             | Slice
             | Add
             | SigmoidMul
@@ -43,10 +52,10 @@ pub struct Prepared {
     component: usize,
 }
 
-type Outcome = Result<(), Fault>;
+pub(super) type Outcome = Result<(), Fault>;
 
 /// Note a failure and end the step.
-fn fail(world: &mut World, check: Check, what: String) -> Fault {
+pub(super) fn fail(world: &mut World, check: Check, what: String) -> Fault {
     world.fail(check, || what.clone());
     Fault::internal(what)
 }
@@ -63,10 +72,15 @@ impl Prepared {
             OpKind::Embedding => self.embedding(world, step),
             OpKind::KvWrite => self.kv_write(world, step),
             OpKind::PagedAttention => self.attention(world, step),
-            OpKind::KdaStep => self.recurrence(world, step),
+            OpKind::KdaStep => recurrent::step(&self.operands, world, step),
+            OpKind::KdaRecord => recurrent::record(&self.operands, world, step),
+            OpKind::KdaVerify => recurrent::verify(&self.operands, world, step),
+            OpKind::KdaReplay => recurrent::replay(&self.operands, world, step),
             OpKind::Slice => {
                 let [x, y] = self.operands[..] else { unreachable!("the catalogue checked") };
-                (0..step.tokens.len()).for_each(|t| store_word(&y, t, load_word(&x, t * 4)));
+                let width = y.tensor.dims[1];
+                let words = (0..step.tokens.len()).flat_map(|t| (0..width).map(move |i| (t * width + i, t * 4 + i)));
+                words.for_each(|(to, from)| store_word(&y, to, load_word(&x, from)));
                 Ok(())
             }
             OpKind::Add | OpKind::Mul | OpKind::SigmoidMul => self.same(world, step),
@@ -115,9 +129,11 @@ impl Prepared {
         if let Some(twice) = seen.windows(2).find(|pair| pair[0] == pair[1]) {
             return Err(fail(world, Check::Table, format!("entry {:?} is changed twice in one step", twice[0])));
         }
+        if world.pass == Pass::Replay {
+            return rows::check_replay(world, step);
+        }
         self.find_owners(world);
-        world.guessed.clear();
-        check_rows(world, step)
+        rows::check(world, step)
     }
 
     /// From the tables of all that hold memory; only to notice what is used twice.
@@ -231,43 +247,6 @@ impl Prepared {
         Ok(())
     }
 
-    fn recurrence(&self, world: &mut World, step: &StepView<'_>) -> Outcome {
-        let (state, o) = (&self.operands[5], &self.operands[6]);
-        // Records of one slot.
-        let width = state.tensor.row_bytes / size_of::<Record>();
-        let is_rubbish = world.fault == Some(StepFault::Fails);
-        for row in step.rows {
-            let holder = holder_of(world, row)?;
-            if let Err(what) = check_slots(world, &holder, row, step) {
-                return Err(fail(world, Check::State, format!("{:?} {what}", holder.id)));
-            }
-            let mut running = world.history(holder.id).prefix[0];
-            if row.computed > 0 {
-                let found = load(state, row.state_read as usize * width);
-                let truth = world.history(holder.id);
-                let at = row.computed as usize;
-                let wanted = Record::new(truth.prefix[at], row.computed, truth.tokens[at - 1]);
-                if found != wanted {
-                    let (id, slot) = (holder.id, row.state_read);
-                    let what = format!("{id:?} goes on from state slot {slot}: found {found:?}, wanted {wanted:?}");
-                    return Err(fail(world, Check::State, what));
-                }
-                running = found.fingerprint();
-                world.n_state_moves += u64::from(row.state_read != row.state_write);
-            }
-            let mut last = Record::default();
-            for t in row.query_start..row.query_start + row.query_len {
-                let token = &step.tokens[t as usize];
-                running = fingerprint::mix(running, token.id.cast_unsigned());
-                last = Record::new(running, token.position, token.id.cast_unsigned());
-                store(o, t as usize, last);
-            }
-            last.count += 1;
-            store(state, row.state_write as usize * width, if is_rubbish { Record::default() } else { last });
-        }
-        Ok(())
-    }
-
     /// Two ways to one value must agree.
     fn same(&self, world: &mut World, step: &StepView<'_>) -> Outcome {
         let [a, b, y] = self.operands[..] else { unreachable!("the catalogue checked") };
@@ -313,91 +292,4 @@ impl Prepared {
         }
         Ok(())
     }
-}
-
-/// Whose row it is: the simulator says so.
-fn holder_of(world: &mut World, row: &ts_step_row) -> Result<Held, Fault> {
-    let mut own = world.held.iter().filter(|holder| holder.table_row == row.table_row);
-    match (own.next().copied(), own.next()) {
-        (Some(holder), None) if world.truths.contains_key(&holder.id) => Ok(holder),
-        _ => Err(fail(world, Check::Table, format!("table row {} belongs to nobody or to several", row.table_row))),
-    }
-}
-
-/// The parameter block against what the simulator knows.
-fn check_rows(world: &mut World, step: &StepView<'_>) -> Outcome {
-    let n_planned = world.held.iter().filter(|holder| holder.planned > 0).count();
-    if n_planned != step.rows.len() {
-        return Err(fail(world, Check::Step, format!("{} rows for {n_planned} requests", step.rows.len())));
-    }
-    let mut next_token = 0;
-    for (at, row) in step.rows.iter().enumerate() {
-        let holder = holder_of(world, row)?;
-        let (sizes, len) = (world.sizes, world.truths[&holder.id].tokens.len() as u32);
-        let end = row.computed + row.query_len;
-        if end > len && row.computed + 1 == len && end - len <= sizes.draft_max {
-            // Whether guesses are right shows later; what they are is in the step.
-            let tokens = &step.tokens[row.query_start as usize..][..row.query_len as usize];
-            let ids = tokens[1..].iter().map(|token| token.id.cast_unsigned());
-            let guessed = world.truths[&holder.id].guess(ids);
-            world.guessed.insert(holder.id, guessed);
-            world.n_guesses += u64::from(end - len);
-        }
-        let truth = world.history(holder.id);
-        let mut wrong = None;
-        if (row.computed, row.query_len) != (holder.computed, holder.planned) || row.query_start != next_token {
-            wrong = Some(format!("does not match {holder:?}, first token {next_token}"));
-        } else if row.query_len == 0 || end as usize > truth.tokens.len() {
-            wrong = Some(format!("ends at {end} of {len} tokens"));
-        } else if end < len && !end.is_multiple_of(sizes.chunk_grid) && !end.is_multiple_of(sizes.block_tokens) {
-            wrong = Some(format!("ends at {end} of {len}, off the grid of {}", sizes.chunk_grid));
-        } else if end <= len && row.query_len > sizes.chunk_cap {
-            wrong = Some(format!("has {} tokens, the cap is {}", row.query_len, sizes.chunk_cap));
-        } else {
-            for position in row.computed..end {
-                let token = step.tokens[(next_token + position - row.computed) as usize];
-                let wanted = truth.tokens[position as usize].cast_signed();
-                if (token.id, token.position, token.row as usize) != (wanted, position, at) {
-                    let (id, place) = (token.id, token.position);
-                    wrong = Some(format!("says token {id} at {place}, it has {wanted} at {position}"));
-                    break;
-                }
-            }
-        }
-        if let Some(wrong) = wrong {
-            return Err(fail(world, Check::Step, format!("row {at} of {:?} {wrong}", holder.id)));
-        }
-        next_token += row.query_len;
-    }
-    if next_token as usize != step.tokens.len() {
-        return Err(fail(world, Check::Step, format!("{} tokens, rows have {next_token}", step.tokens.len())));
-    }
-    Ok(())
-}
-
-/// Numbers of a row's state slots, against everybody else's.
-fn check_slots(world: &World, holder: &Held, row: &ts_step_row, step: &StepView<'_>) -> Result<(), String> {
-    let states = world.sizes.states;
-    if row.state_write == 0 || row.state_write >= states {
-        return Err(format!("writes state slot {} of {states}", row.state_write));
-    }
-    if row.state_tokens != row.computed {
-        return Err(format!("has a state of {} tokens and computed {}", row.state_tokens, row.computed));
-    }
-    if row.computed > 0 && (row.state_read == 0 || row.state_read >= states) {
-        return Err(format!("reads state slot {} of {states}", row.state_read));
-    }
-    if world.cached_states.contains(&row.state_write) {
-        return Err(format!("writes state slot {}, which the cache owns", row.state_write));
-    }
-    if let Some(other) = world.held_states.get(&row.state_write).filter(|other| **other != holder.id) {
-        return Err(format!("writes state slot {}, which {other:?} owns", row.state_write));
-    }
-    let others = step.rows.iter().filter(|other| other.table_row != row.table_row);
-    for other in others {
-        if other.state_write == row.state_write || other.computed > 0 && other.state_read == row.state_write {
-            return Err(format!("writes state slot {}, which another row of the step uses", row.state_write));
-        }
-    }
-    Ok(())
 }

@@ -3,7 +3,7 @@
 use tokenspeed_backend_api::abi::TS_ERR_DEVICE_LOST;
 use tokenspeed_core::driver::StepRunner;
 
-use super::{Outcome, Promises, Simulation, boot::boot};
+use super::{FaultyPass, Outcome, Promises, Simulation, Told, boot::boot};
 use crate::{
     check::{Check, Failure, ensure},
     ears::{EarlyEnd, Ears},
@@ -13,9 +13,10 @@ use crate::{
 
 impl Simulation<'_> {
     /// What the driver does when a step fails; after a lost device, what a supervisor does.
-    pub(super) fn fail_all(&mut self, fault: Option<StepFault>, message: String) -> Result<(), Failure> {
+    pub(super) fn fail_all(&mut self, fault: Option<FaultyPass>, message: String) -> Result<(), Failure> {
         let is_lost = self.program.status().is_err();
-        ensure(is_lost == (fault == Some(StepFault::Lost)) && fault.is_some(), Check::Load, || {
+        let must_be_lost = fault.map(|fault| fault.what == StepFault::Lost);
+        ensure(Some(is_lost) == must_be_lost, Check::Load, || {
             format!("the device failed without being told to: {message} (status code {TS_ERR_DEVICE_LOST} if lost)")
         })?;
         self.outcome.tally.step_failures += 1;
@@ -37,6 +38,7 @@ impl Simulation<'_> {
             self.registered = registered;
             (self.watch, self.promises) =
                 (Watch::new(self.scenario.config.block_tokens), Promises::new(&self.scenario.config));
+            self.told = Told::default();
             self.ids.clear();
         }
         Ok(())
@@ -69,6 +71,7 @@ impl Simulation<'_> {
         tally.preempted_most = self.watch.preempted_most();
         let world = self.registered.world.lock();
         (tally.steps, tally.state_moves, tally.guesses) = (world.n_steps, world.n_state_moves, world.n_guesses);
+        tally.replays = world.n_replays;
         tally.accepted = self.engine.metrics().accepted.iter().sum();
         drop(world);
         self.outcome.tally += tally;

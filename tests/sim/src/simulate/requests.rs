@@ -48,6 +48,7 @@ impl<'s> Simulation<'s> {
             sampling: arrival.sampling.clone(),
             priority: arrival.priority,
             cache_salt: arrival.salt.clone(),
+            constraint: None,
         };
         let waiting = self.engine.metrics().waiting;
         let id = match self.engine.submit(request.clone(), self.now_ns) {

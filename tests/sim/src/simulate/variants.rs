@@ -3,7 +3,11 @@
 use std::collections::BTreeMap;
 
 use tokenspeed_backend_api::{backend::Backend, exec::Via};
-use tokenspeed_core::{engine::ComponentClass, request::Event, speculation::SpeculationConfig};
+use tokenspeed_core::{
+    engine::ComponentClass,
+    request::Event,
+    speculation::{DRAFT_MAX, SpeculationConfig},
+};
 
 use super::run;
 use crate::{
@@ -12,10 +16,10 @@ use crate::{
     scenario::{Origin, Scenario},
 };
 
-/// Changes a configuration in a way that no text may show.
+/// Changes a configuration, or leaves it alone, in a way that no text may show.
 type Change = fn(&mut Scenario);
 
-const CHANGES: [(&str, Change); 9] = [
+const CHANGES: [(&str, Change); 11] = [
     ("without prefix cache", |s| s.config.prefix_cache = false),
     ("with prefix cache", |s| s.config.prefix_cache = true),
     ("in chunks of one token", |s| s.config.chunked_prefill_size = 1),
@@ -24,12 +28,17 @@ const CHANGES: [(&str, Change); 9] = [
     ("programs and walker swapped", |s| {
         s.via = if s.via == Via::Program { Via::Walker } else { Via::Program };
     }),
+    ("steps planned ahead or not", |s| s.overlaps = !s.overlaps),
     ("fused op and parts swapped", |s| s.refuses_fused = !s.refuses_fused),
     ("speculation switched", |s| {
-        let has_state = s.config.components_of(ComponentClass::State).next().is_some();
-        let other = s.config.speculation.is_none() && !has_state;
-        s.config.speculation = other.then(SpeculationConfig::default);
+        s.config.speculation = s.config.speculation.is_none().then(SpeculationConfig::default);
         s.config.max_logit_rows += 40;
+    }),
+    ("other guesses", |s| {
+        if let Some(speculation) = &mut s.config.speculation {
+            speculation.draft_max = DRAFT_MAX + 1 - speculation.draft_max;
+            speculation.ngram = 4 - speculation.ngram;
+        }
     }),
     ("with plenty of memory", |s| {
         let pages = s.config.blocks_per_row * s.config.max_num_seqs;
@@ -55,6 +64,9 @@ pub fn compare(backend: &Backend, scenario: &Scenario, tally: &mut Tally) -> Res
     for (name, change) in CHANGES {
         let mut other = calm.clone();
         change(&mut other);
+        if other == calm {
+            continue;
+        }
         let config = &mut other.config;
         let least = config.max_num_seqs + config.chunk_grid();
         config.max_batch_tokens = config.max_batch_tokens.max(least);

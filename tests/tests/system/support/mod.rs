@@ -4,6 +4,7 @@
 pub mod client;
 pub mod models;
 pub mod serving;
+pub mod stepper;
 
 use clap::Parser as _;
 use tokenspeed_core::{

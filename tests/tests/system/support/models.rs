@@ -85,6 +85,21 @@ pub fn kimi() -> Folder {
     folder
 }
 
+/// Three layers of a Kimi K3, as small as its formats allow: exact mode is slow.
+pub fn small_kimi() -> Folder {
+    let folder = Folder::new("small-kimi");
+    script_model::write(folder.path()).expect("written");
+    let mut config = kimi::tiny::k3();
+    config.layers = [Kda, Mla, Kda].to_vec();
+    (config.vocab_size, config.hidden_size, config.intermediate_size) = (384, 64, 96);
+    (config.kda.heads, config.kda.head_dim) = (2, 16);
+    (config.mla.heads, config.mla.q_rank, config.mla.kv_rank) = (2, Some(32), 32);
+    (config.moe.experts, config.moe.top_k, config.moe.intermediate_size) = (4, 2, 32);
+    (config.moe.latent, config.attn_res_block) = (Some(32), Some(2));
+    kimi::tiny::write(folder.path(), &config, 20_260_801).expect("written");
+    folder
+}
+
 /// SmolLM2-135M-Instruct, Q4_1: a real model, of which a missing copy is a failure and never a skipped test.
 pub fn smollm2() -> String {
     let name = "smollm2-135m";

@@ -1,0 +1,120 @@
+//! The passes of a turn on the device, as the driver runs them: those that compute tokens, and once these are taken in, the
+//! one that advances states over right guesses.
+//!
+//! A pass more is a call of [`Simulation::pass`] in its place.
+
+use std::collections::BTreeSet;
+
+use tokenspeed_core::{
+    driver::StepRunner,
+    engine::{Logits, Pass, Plan},
+    request::RequestId,
+    step::StepBuffer,
+};
+
+use super::{Outcome, Simulation};
+use crate::{
+    check::{Check, Failure, ensure},
+    world::StepFault,
+};
+
+/// What goes wrong in a turn, and in which of its passes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FaultyPass {
+    pub what: StepFault,
+    /// If it runs; else the first that computes tokens.
+    pub pass: Pass,
+}
+
+impl FaultyPass {
+    /// The fault of `pass` in the turn of `plan`.
+    fn of(fault: Option<Self>, pass: Pass, plan: &Plan, verifies: bool) -> Option<StepFault> {
+        let fault = fault?;
+        let first = if plan.n_rows > 0 { Pass::Forward } else { Pass::Verify };
+        let at = match fault.pass {
+            Pass::Verify if plan.verify.is_some() => Pass::Verify,
+            // Whether there is one shows when the turn has been taken in.
+            Pass::Replay if verifies => Pass::Replay,
+            _ => first,
+        };
+        (at == pass).then_some(fault.what)
+    }
+}
+
+/// Hash a parameter block.
+fn digest(outcome: &mut Outcome, step: &StepBuffer) {
+    let digest = &mut outcome.digest;
+    for word in step.bytes().chunks(8) {
+        let word = word.iter().fold(0u64, |word, byte| word << 8 | u64::from(*byte));
+        *digest = (*digest ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+    }
+}
+
+impl Simulation<'_> {
+    /// Run the passes that compute tokens; the inner error is the device's.
+    pub(super) fn compute(&mut self, plan: &Plan, fault: Option<FaultyPass>) -> Result<Result<(), String>, Failure> {
+        let verifies = self.scenario.config.verifies();
+        let fault_of = |pass| FaultyPass::of(fault, pass, plan, verifies);
+        let mut result = Ok(());
+        if plan.n_rows > 0 {
+            self.registered.world.lock().begin_pass(Pass::Forward, plan.verify.is_none(), fault_of(Pass::Forward));
+            digest(&mut self.outcome, &self.step);
+            result = self.program.run(Pass::Forward, self.step.bytes(), plan.n_logit_rows);
+            self.seen(&result)?;
+        }
+        if let (Ok(()), Some(n_logit_rows)) = (&result, plan.verify) {
+            self.registered.world.lock().begin_pass(Pass::Verify, true, fault_of(Pass::Verify));
+            let step = self.engine.verify_step();
+            digest(&mut self.outcome, step);
+            result = self.program.run(Pass::Verify, step.bytes(), n_logit_rows);
+            self.seen(&result)?;
+        }
+        self.replay_fault = fault_of(Pass::Replay);
+        Ok(result)
+    }
+
+    /// What the device found, if it found something.
+    fn seen(&self, result: &Result<(), String>) -> Result<(), Failure> {
+        let mut world = self.registered.world.lock();
+        if let Some(failure) = world.failure.take() {
+            return Err(Failure { what: format!("tick {}: {}", self.tick, failure.what), ..failure });
+        }
+        let must_fail = matches!(world.fault, Some(StepFault::Fails | StepFault::Lost));
+        ensure(result.is_err() == must_fail, Check::Load, || {
+            format!("the pass with fault {:?} ended with {result:?}", world.fault)
+        })
+    }
+
+    /// Take in what was computed.
+    pub(super) fn take_in(&mut self, plan: Plan) {
+        let verified = if plan.verify.is_some() { self.program.logits(Pass::Verify) } else { &[] };
+        let forward = if plan.n_rows > 0 { self.program.logits(Pass::Forward) } else { &[] };
+        let ears = &mut self.ears;
+        let logits = Logits { forward, verify: verified };
+        self.engine.advance(self.now_ns, plan, logits, &mut |id, event| ears.hear(id, event));
+    }
+
+    /// Replay what the turn just taken in wants replayed. If that fails, stored states are in doubt and the cache is flushed.
+    pub(super) fn replay(&mut self, fault: Option<FaultyPass>) -> Result<(), Failure> {
+        let Some(step) = self.engine.replay_step() else { return Ok(()) };
+        let asked = &self.ears.asked;
+        let unheard = |id: &&RequestId| asked[*id].is_over && !asked[*id].is_whole;
+        let mut world = self.registered.world.lock();
+        let unheard: BTreeSet<RequestId> = world.verified.keys().filter(unheard).copied().collect();
+        world.begin_replay(unheard, self.replay_fault.take());
+        drop(world);
+        digest(&mut self.outcome, step);
+        let result = self.program.run(Pass::Replay, step.bytes(), 0);
+        self.now_ns = self.now_ns.saturating_add(500);
+        self.engine.replayed(self.now_ns);
+        self.seen(&result)?;
+        let Err(message) = result else { return Ok(()) };
+        self.fail_all(fault, message)?;
+        if self.engine.metrics().pages_used > 0 {
+            let flushed = self.engine.flush_cache();
+            ensure(flushed.is_ok(), Check::Baseline, || format!("a flush after all failed said {flushed:?}"))?;
+        }
+        self.promises.flushed();
+        Ok(())
+    }
+}

@@ -1,0 +1,86 @@
+//! What may be switched without anybody noticing.
+
+use std::sync::Arc;
+
+use tokenspeed_core::client::Engine;
+use tokenspeed_models::dummy::SplitMix64;
+
+use crate::support::{self, models};
+
+/// Prompt lookup of so many tokens, with so many guesses at most.
+macro_rules! ngram {
+    ($n:literal, $guesses:literal) => {
+        concat!("--speculative-algorithm ngram --speculative-ngram ", $n, " --speculative-num-draft-tokens ", $guesses)
+    };
+}
+
+/// The values of each dimension, as words of the command line; an empty one is the default. Add a dimension, or a value, as
+/// a line here.
+pub const DIMENSIONS: &[&[&str]] = &[
+    &["--chunked-prefill-size 64", "--chunked-prefill-size 100", "--chunked-prefill-size 8192"],
+    &["", "--prefix-snapshots 1", "--no-prefix-cache"],
+    &["", ngram!(1, 3), ngram!(1, 15), ngram!(2, 1)],
+    &["--max-num-seqs 3", "--max-num-seqs 2", "--max-num-seqs 8"],
+    &["--memory least", "", "--memory some"],
+    &["", "--step-time-target-ms 0.001"],
+    &["", "--disable-overlap-schedule"],
+];
+
+/// Of the reference: one request at a time, and nothing is kept, guessed or cut.
+pub const EVERYTHING_OFF: &str =
+    "--no-prefix-cache --max-num-seqs 1 --chunked-prefill-size 8192 --disable-overlap-schedule";
+
+/// A model in a mode.
+pub struct Subject {
+    /// Of its test.
+    pub name: &'static str,
+    pub model: fn() -> models::Folder,
+    pub mode: &'static str,
+    pub vocabulary: u32,
+    pub max_len: u32,
+    /// Seeds in a short run.
+    pub seeds: u64,
+}
+
+pub const KIMI_EXACT: Subject =
+    Subject { name: "kimi_exact", model: models::small_kimi, mode: "exact", vocabulary: 250, max_len: 256, seeds: 6 };
+pub const LLAMA_EXACT: Subject = Subject { name: "llama_exact", mode: "exact", seeds: 8, ..LLAMA_FAST };
+pub const LLAMA_FAST: Subject =
+    Subject { name: "llama_fast", model: models::tiny, mode: "fast", vocabulary: 250, max_len: 256, seeds: 12 };
+
+impl Subject {
+    /// The options of a seed: of each dimension the value whose turn it is, in an order drawn anew when all had one.
+    pub fn draw(&self, seed: u64) -> String {
+        let value = |(number, values): (usize, &&[&'static str])| {
+            let (round, at) = (seed / values.len() as u64, seed as usize % values.len());
+            let mut random = SplitMix64::named(round, &format!("dimension {number}"));
+            let mut order: Vec<usize> = (0..values.len()).collect();
+            (1..order.len()).for_each(|i| order.swap(i, (random.next_u64() % (i as u64 + 1)) as usize));
+            values[order[at]]
+        };
+        DIMENSIONS.iter().enumerate().map(value).filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
+    }
+
+    /// Load the model with `words`; `least` memory holds one request of full length, `some` half of another one's.
+    pub fn load(&self, folder: &models::Folder, words: &str) -> Arc<dyn Engine> {
+        let mut words = format!("--mode {} --max-model-len {} {words}", self.mode, self.max_len);
+        for (name, halves) in [("least", 0), ("some", 1)] {
+            if words.contains(&format!("--memory {name}")) {
+                let [needed, cache] = least_memory(folder, &words.replace(&format!("--memory {name}"), "--memory 1"));
+                let bytes = needed + cache * halves / 2;
+                words = words.replace(&format!("--memory {name}"), &format!("--memory {bytes}"));
+            }
+        }
+        support::load(&folder.model(), &words).engine
+    }
+}
+
+/// Bytes without which nothing is loaded, and of these the cache; from the words in which a byte is refused.
+fn least_memory(folder: &models::Folder, words: &str) -> [u64; 2] {
+    let refusal = support::try_load(&folder.model(), words).expect_err("a byte is not enough").render();
+    ["the model needs ", "full length "].map(|before| {
+        let number = refusal.split_once(before).expect("it says so").1;
+        let digits: String = number.chars().take_while(char::is_ascii_digit).collect();
+        digits.parse().expect("a number")
+    })
+}
