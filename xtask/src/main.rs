@@ -8,6 +8,7 @@ mod bench_scheduler;
 mod command;
 mod demo;
 mod header;
+mod kernels;
 mod kimi_vocabulary;
 mod ops_document;
 mod python;
@@ -30,6 +31,8 @@ const USAGE: &str = "usage: cargo xtask <task>
   bench-scheduler [options]
                     race the scheduler against the public C++ one; benches/vs_cpp_scheduler says how
   header [--check]  write (or compare) what is generated: the C header and docs/ops.md
+  kernels [--verify]
+                    compile the backends' device kernels, without a device; --verify: twice, and compare
   kimi-vocabulary   make the rank file and texts that a long test compares with
   vectors [--write] run the numpy scripts; show that they reproduce (or rewrite) the committed vectors";
 
@@ -45,6 +48,8 @@ fn main() -> ExitCode {
         ["demo"] => demo::run(),
         ["header"] => header::run(false).and_then(|()| ops_document::run(false)),
         ["header", "--check"] => header::run(true).and_then(|()| ops_document::run(true)),
+        ["kernels"] => kernels::run(false).map(drop),
+        ["kernels", "--verify"] => kernels::run(true).map(drop),
         ["kimi-vocabulary"] => kimi_vocabulary::run(),
         ["vectors"] => vectors::run(false),
         ["vectors", "--write"] => vectors::run(true),

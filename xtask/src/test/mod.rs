@@ -27,7 +27,13 @@ pub fn run(long: bool) -> Result<(), String> {
     if long {
         stages.prepare("kimi vocabulary", crate::kimi_vocabulary::run)?;
     }
-    let environment = Environment { python: python.display().to_string(), long };
+    // A failure to make kernels is one failed stage; everything that does not need them still runs.
+    let mut kernels = None;
+    stages.count("kernels", || {
+        kernels = crate::kernels::run(true)?;
+        Ok(Counts::of_one(Ok(())))
+    });
+    let environment = Environment { python: python.display().to_string(), kernels, long };
     stages.count("core, ABI, text", || cargo_tests(System::Without, &environment));
     stages.count("simulation", || Ok(Counts::of_one(crate::sim::stage())));
     stages.count("models and system", || cargo_tests(System::Only, &environment));
@@ -43,6 +49,7 @@ pub fn run(long: bool) -> Result<(), String> {
 /// What tests may read from their environment.
 struct Environment {
     python: String,
+    kernels: Option<crate::kernels::Kernels>,
     long: bool,
 }
 
@@ -50,6 +57,9 @@ impl Environment {
     fn apply<'a>(&self, command: &'a mut std::process::Command) -> Result<&'a mut std::process::Command, String> {
         command.env("TOKENSPEED_PYTHON", &self.python).env("TOKENSPEED_HOME", home()?);
         command.env("TOKENSPEED_BIN", workspace::target_folder()?.join("debug/tokenspeed"));
+        if let Some(kernels) = &self.kernels {
+            command.env("TOKENSPEED_KERNELS", &kernels.folder).env("TOKENSPEED_KERNELS_PYTHON", &kernels.python);
+        }
         if self.long {
             command.env("TOKENSPEED_LONG_TESTS", "1");
         }

@@ -1,0 +1,56 @@
+//! Vector arithmetic with 64-bit operands.
+
+use super::def;
+use crate::isa::{Def, Sem, W};
+
+const fn f(x: u64) -> f64 {
+    f64::from_bits(x)
+}
+
+macro_rules! w {
+    ($op:literal $name:literal $sig:literal |$a:ident, $b:ident, $c:ident| $e:expr) => {
+        def!(
+            $op,
+            $name,
+            $sig,
+            Vector,
+            Sem::W3({
+                #[allow(unused_variables)]
+                fn run(x: &W, y: &W, z: &W, out: &mut W) {
+                    for l in 0..64 {
+                        let ($a, $b, $c) = (x[l], y[l], z[l]);
+                        out[l] = $e;
+                    }
+                }
+                run
+            })
+        )
+    };
+}
+
+/// VOP1 with a 64-bit side.
+pub static VOP1: &[Def] = &[
+    w!(15 "v_cvt_f32_f64" "D1A2" |a, _b, _c| u64::from((f(a) as f32).to_bits())),
+    w!(16 "v_cvt_f64_f32" "D2A1" |a, _b, _c| f64::from(f32::from_bits(a as u32)).to_bits()),
+    w!(4 "v_cvt_f64_i32" "D2A1" |a, _b, _c| f64::from(a as u32 as i32).to_bits()),
+    w!(22 "v_cvt_f64_u32" "D2A1" |a, _b, _c| f64::from(a as u32).to_bits()),
+    w!(3 "v_cvt_i32_f64" "D1A2" |a, _b, _c| u64::from(f(a) as i32 as u32)),
+    w!(21 "v_cvt_u32_f64" "D1A2" |a, _b, _c| u64::from(f(a) as u32)),
+    w!(56 "v_mov_b64" "D2A2" |a, _b, _c| a),
+];
+
+/// VOP2 with 64-bit operands.
+pub static VOP2: &[Def] = &[w!(4 "v_fmac_f64" "D2A2B2c2" |a, b, c| f(a).mul_add(f(b), f(c)).to_bits())];
+
+/// VOP3 with 64-bit operands.
+pub static VOP3: &[Def] = &[
+    w!(460 "v_fma_f64" "D2A2B2C2" |a, b, c| f(a).mul_add(f(b), f(c)).to_bits()),
+    w!(520 "v_lshl_add_u64" "D2A2B1C2" |a, b, c| (a << (b & 7)).wrapping_add(c)),
+    w!(640 "v_add_f64" "D2A2B2" |a, b, _c| (f(a) + f(b)).to_bits()),
+    w!(641 "v_mul_f64" "D2A2B2" |a, b, _c| (f(a) * f(b)).to_bits()),
+    w!(642 "v_min_f64" "D2A2B2" |a, b, _c| f(a).min(f(b)).to_bits()),
+    w!(643 "v_max_f64" "D2A2B2" |a, b, _c| f(a).max(f(b)).to_bits()),
+    w!(655 "v_lshlrev_b64" "D2A1B2" |a, b, _c| b << (a & 63)),
+    w!(656 "v_lshrrev_b64" "D2A1B2" |a, b, _c| b >> (a & 63)),
+    w!(657 "v_ashrrev_i64" "D2A1B2" |a, b, _c| (b as i64 >> (a & 63)) as u64),
+];

@@ -1,0 +1,118 @@
+//! How the emulator runs kernels: from the environment at first use, changed later by two functions that HIP does not have.
+//!
+//! `TOKENSPEED_EMULATOR_CHECKS` (1, or 0 for speed), `_SEED`, `_THREADS`, `_DEVICES` (up to 16), `_MEMORY` (bytes per
+//! device), `_MAX_STEPS` (instructions of one wave after which it counts as stuck).
+
+use std::{
+    ffi::c_char,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use super::{api, put, runtime};
+use crate::machine::{Counters, Mode};
+
+/// Settings of the process.
+#[derive(Debug)]
+pub struct Settings {
+    check: AtomicU64,
+    seed: AtomicU64,
+    threads: u64,
+    max_steps: u64,
+    /// Number of devices.
+    pub devices: i32,
+    /// Memory of each.
+    pub memory_bytes: u64,
+    launches: AtomicU64,
+}
+
+const MAX_DEVICES: u64 = 16;
+/// 288 GB of HBM3E, as the runtime reports them.
+const MEMORY_BYTES: u64 = 288 << 30;
+
+impl Settings {
+    /// Reads the environment; values that are no numbers count as absent.
+    pub fn from_environment() -> Self {
+        let number = |name: &str, default: u64| {
+            let value = std::env::var(format!("TOKENSPEED_EMULATOR_{name}")).ok();
+            value.and_then(|v| v.trim().parse().ok()).unwrap_or(default)
+        };
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
+        Self {
+            check: AtomicU64::new(number("CHECKS", 1)),
+            seed: AtomicU64::new(number("SEED", 0)),
+            threads: number("THREADS", cores).max(1),
+            max_steps: number("MAX_STEPS", 50_000_000),
+            devices: number("DEVICES", 1).min(MAX_DEVICES) as i32,
+            memory_bytes: number("MEMORY", MEMORY_BYTES),
+            launches: AtomicU64::new(0),
+        }
+    }
+
+    /// Checks are on.
+    pub fn check(&self) -> bool {
+        self.check.load(Ordering::Relaxed) != 0
+    }
+
+    /// Mode of the next launch: each has its own seed.
+    pub fn mode(&self) -> Mode {
+        let number = self.launches.fetch_add(1, Ordering::Relaxed);
+        Mode {
+            check: self.check(),
+            seed: self.seed.load(Ordering::Relaxed).wrapping_add(number.wrapping_mul(1000)),
+            threads: self.threads as usize,
+            max_steps: self.max_steps,
+        }
+    }
+}
+
+api! {
+    /// Emulator only: turns checks on or off and sets the seed of launches from now on.
+    fn tokenspeedEmulatorConfigure(checks: i32, seed: u64) {
+        let settings = &runtime().settings;
+        settings.check.store(u64::from(checks != 0), Ordering::Relaxed);
+        settings.seed.store(seed, Ordering::Relaxed);
+        settings.launches.store(0, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+api! {
+    /// Emulator only: the last fault report as text, zero-terminated and cut to `bytes`; empty if there was none.
+    fn tokenspeedEmulatorReport(to: *mut c_char, bytes: usize) {
+        if to.is_null() || bytes == 0 {
+            return Err(super::Status::INVALID_VALUE);
+        }
+        let text = runtime().report();
+        let len = text.len().min(bytes - 1);
+        // SAFETY: `to` is valid for `bytes` bytes by contract, and len + 1 is at most that.
+        unsafe {
+            std::ptr::copy_nonoverlapping(text.as_ptr(), to.cast(), len);
+            to.add(len).write(0);
+        }
+        Ok(())
+    }
+}
+
+/// Counters of launches as numbers, in the order of [`Counters`].
+pub fn flat(c: &Counters) -> Vec<u64> {
+    let mut all = c.instructions.to_vec();
+    all.extend([c.matrix_macs, c.global_read_bytes, c.global_write_bytes, c.global_lines, c.lds_read_bytes]);
+    all.extend([c.lds_write_bytes, c.groups, c.barriers]);
+    all
+}
+
+api! {
+    /// Emulator only: counters summed over all launches since the last call: instructions by class (scalar, branch, wait,
+    /// scalar memory, vector, transcendental, matrix, LDS, vector memory), matrix multiply-adds, bytes read and written,
+    /// lines touched, LDS bytes read and written, work-groups, barriers. Writes how many there are.
+    fn tokenspeedEmulatorCounters(to: *mut u64, capacity: usize, count: *mut usize) {
+        let values = flat(&runtime().take_counters());
+        put(count, values.len())?;
+        if to.is_null() || capacity < values.len() {
+            return Err(super::Status::INVALID_VALUE);
+        }
+        // SAFETY: `to` is valid for `capacity` numbers by contract.
+        unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), to, values.len()) };
+        Ok(())
+    }
+}

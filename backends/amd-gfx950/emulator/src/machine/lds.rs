@@ -1,0 +1,252 @@
+//! Local data share of one work-group: bytes, which of them were written, and who touched what since the last barrier.
+//!
+//! Race detection: every dword remembers its last writer and readers with the number of barriers they had passed. Two waves
+//! that touch a dword, one of them writing, must be separated by a barrier. Operations are recorded when they land, so a
+//! write that nobody waited for before a barrier counts after it. A dword that a DMA load is on its way to may not be touched
+//! at all. Accesses narrower than a dword remember bytes; when several waves write bytes of one dword between two barriers,
+//! further checks of that dword are dropped (a race may be missed, never invented).
+
+use super::wave::Wave;
+use crate::{isa::L, lanes};
+
+const NOBODY: u8 = 0xff;
+const SEVERAL: u8 = 0xfe;
+
+#[derive(Debug, Clone, Copy)]
+struct Record {
+    write_epoch: u32,
+    read_epoch: u32,
+    writer: u8,
+    reader: u8,
+    /// Bytes written and read, four bits each.
+    written: u8,
+    read: u8,
+    /// DMA loads on their way.
+    in_flight: u16,
+}
+
+const FRESH: Record =
+    Record { write_epoch: 0, read_epoch: 0, writer: NOBODY, reader: NOBODY, written: 0, read: 0, in_flight: 0 };
+
+/// LDS of a work-group.
+#[derive(Debug, Default)]
+pub struct Lds {
+    bytes: Vec<u8>,
+    len: usize,
+    /// One bit per byte, in checked mode.
+    valid: Vec<u8>,
+    records: Vec<Record>,
+}
+
+/// Contents of LDS before anybody writes.
+const POISON_BYTE: u8 = 0xff;
+
+impl Lds {
+    /// Becomes the poisoned LDS of a new work-group.
+    pub fn reset(&mut self, len: usize, check: bool) {
+        self.len = len;
+        self.bytes.clear();
+        self.bytes.resize(len.next_multiple_of(16), POISON_BYTE);
+        let dwords = if check { len.div_ceil(4) } else { 0 };
+        self.valid.clear();
+        self.valid.resize(dwords, 0);
+        self.records.clear();
+        self.records.resize(dwords, FRESH);
+    }
+
+    fn inside(&self, w: &mut Wave, what: &str, lane: usize, at: u32, bytes: usize) -> bool {
+        let fine = at as usize + bytes <= self.len;
+        if !fine {
+            let len = self.len;
+            w.fail(format!("LDS {what} of {bytes} bytes at {at:#x}, allocated {len:#x}"), Some(lane as u32));
+        }
+        fine
+    }
+
+    /// Reads up to four dwords of one lane; returns which bytes-in-dwords were initialised, `None` after a fault.
+    #[inline(always)]
+    pub fn read(&mut self, w: &mut Wave, lane: usize, at: u32, bytes: usize, out: &mut [u32; 4]) -> Option<[bool; 4]> {
+        if !self.inside(w, "read", lane, at, bytes) {
+            return None;
+        }
+        let at_ = at as usize;
+        let mut buffer = [0u8; 16];
+        buffer[..bytes].copy_from_slice(&self.bytes[at_..at_ + bytes]);
+        for (i, word) in out.iter_mut().enumerate() {
+            *word = u32::from_le_bytes([buffer[4 * i], buffer[4 * i + 1], buffer[4 * i + 2], buffer[4 * i + 3]]);
+        }
+        if self.records.is_empty() {
+            return Some([true; 4]);
+        }
+        self.check_read(w, lane, at_, bytes)
+    }
+
+    fn check_read(&mut self, w: &mut Wave, lane: usize, at: usize, bytes: usize) -> Option<[bool; 4]> {
+        let (me, epoch) = (w.index as u8, w.epoch);
+        let mut known = [true; 4];
+        for (dword, mask) in dwords(at, bytes) {
+            if self.valid[dword] & mask != mask {
+                // An unaligned access spreads a dword of the result over two; both then count as unknown.
+                let first = (4 * dword).saturating_sub(at) / 4;
+                known[first] = false;
+                known[(first + usize::from(!at.is_multiple_of(4))).min(3)] = false;
+            }
+            let r = &mut self.records[dword];
+            if r.in_flight > 0 {
+                w.fail(format!("LDS read at {:#x} while a DMA load to it is in flight", 4 * dword), Some(lane as u32));
+                return None;
+            }
+            let others_write = r.writer != me && r.writer != NOBODY && r.writer != SEVERAL;
+            if others_write && r.write_epoch == epoch && r.written & mask != 0 {
+                let what = format!(
+                    "LDS race: read at {:#x}, written by wave {} without a barrier between",
+                    4 * dword,
+                    r.writer
+                );
+                w.fail(what, Some(lane as u32));
+                return None;
+            }
+            if r.read_epoch != epoch || r.reader == NOBODY {
+                (r.read_epoch, r.reader, r.read) = (epoch, me, mask);
+            } else {
+                r.read |= mask;
+                if r.reader != me {
+                    r.reader = SEVERAL;
+                }
+            }
+        }
+        Some(known)
+    }
+
+    /// Writes up to four dwords of one lane. False after a fault.
+    #[inline(always)]
+    pub fn write(&mut self, w: &mut Wave, lane: usize, at: u32, bytes: usize, words: &[u32; 4], valid: bool) -> bool {
+        if !self.inside(w, "write", lane, at, bytes) {
+            return false;
+        }
+        let at_ = at as usize;
+        let mut buffer = [0u8; 16];
+        for (i, word) in words.iter().enumerate() {
+            buffer[4 * i..4 * i + 4].copy_from_slice(&word.to_le_bytes());
+        }
+        self.bytes[at_..at_ + bytes].copy_from_slice(&buffer[..bytes]);
+        self.records.is_empty() || self.check_write(w, lane, at_, bytes, valid)
+    }
+
+    fn check_write(&mut self, w: &mut Wave, lane: usize, at: usize, bytes: usize, valid: bool) -> bool {
+        let (me, epoch) = (w.index as u8, w.epoch);
+        for (dword, mask) in dwords(at, bytes) {
+            let cell = &mut self.valid[dword];
+            *cell = if valid { *cell | mask } else { *cell & !mask };
+            let r = &mut self.records[dword];
+            let mut conflict = None;
+            if r.in_flight > 0 {
+                conflict = Some("while a DMA load to it is in flight".to_string());
+            }
+            let others_read = r.reader != me && r.reader != NOBODY;
+            if others_read && r.read_epoch == epoch && r.read & mask != 0 {
+                conflict = Some("read by another wave without a barrier between".to_string());
+            }
+            let same = r.write_epoch == epoch && r.writer != NOBODY;
+            if same && r.writer != me && r.writer != SEVERAL && r.written & mask != 0 {
+                conflict = Some(format!("written by wave {} without a barrier between", r.writer));
+            }
+            if let Some(why) = conflict {
+                w.fail(format!("LDS race: write at {:#x}, {why}", 4 * dword), Some(lane as u32));
+                return false;
+            }
+            if same {
+                r.written |= mask;
+                if r.writer != me {
+                    r.writer = SEVERAL;
+                }
+            } else {
+                (r.write_epoch, r.writer, r.written) = (epoch, me, mask);
+            }
+        }
+        true
+    }
+
+    /// Marks where a DMA load will land.
+    pub fn begin_dma(&mut self, w: &mut Wave, to: &L, mask: u64, bytes: usize) {
+        for lane in lanes::of(mask) {
+            if !self.inside(w, "DMA", lane, to[lane], bytes) {
+                return;
+            }
+            for (dword, _) in dwords(to[lane] as usize, bytes) {
+                if let Some(r) = self.records.get_mut(dword) {
+                    r.in_flight += 1;
+                }
+            }
+        }
+    }
+
+    /// Takes back one [`Lds::begin_dma`].
+    pub fn end_dma(&mut self, to: &L, mask: u64, bytes: usize) {
+        for lane in lanes::of(mask) {
+            for (dword, _) in dwords(to[lane] as usize, bytes) {
+                if let Some(r) = self.records.get_mut(dword) {
+                    r.in_flight = r.in_flight.saturating_sub(1);
+                }
+            }
+        }
+    }
+}
+
+/// Dwords that a range touches, each with the bytes touched.
+fn dwords(at: usize, bytes: usize) -> impl Iterator<Item = (usize, u8)> {
+    let end = at + bytes;
+    (at / 4..end.div_ceil(4)).map(move |d| {
+        let (from, to) = (at.max(4 * d) - 4 * d, end.min(4 * d + 4) - 4 * d);
+        (d, (0xfu8 >> (4 - to)) & (0xf << from))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair() -> (Lds, Wave, Wave) {
+        let mut lds = Lds::default();
+        lds.reset(64, true);
+        (lds, Wave::new(1, 0, [0; 3]), Wave::new(1, 1, [0; 3]))
+    }
+
+    #[test]
+    fn a_read_needs_a_barrier_after_another_waves_write() {
+        let (mut lds, mut a, mut b) = pair();
+        let mut out = [0; 4];
+        assert!(lds.write(&mut a, 0, 8, 4, &[7, 0, 0, 0], true));
+        assert_eq!(lds.read(&mut a, 0, 8, 4, &mut out), Some([true; 4]));
+        assert!(lds.read(&mut b, 3, 8, 4, &mut out).is_none());
+        assert!(b.fault.as_ref().unwrap().what.contains("race") && b.fault.unwrap().lane == Some(3));
+        let (mut lds, mut a, mut b) = pair();
+        assert!(lds.write(&mut a, 0, 8, 4, &[7, 0, 0, 0], true));
+        b.epoch = 1;
+        assert_eq!((lds.read(&mut b, 3, 8, 4, &mut out), out[0]), (Some([true; 4]), 7));
+        // The other direction: a write over what the other wave has just read.
+        a.epoch = 1;
+        assert!(!lds.write(&mut a, 0, 8, 4, &[9, 0, 0, 0], true));
+    }
+
+    #[test]
+    fn neighbouring_bytes_are_no_race() {
+        let (mut lds, mut a, mut b) = pair();
+        assert!(lds.write(&mut a, 0, 16, 2, &[1, 0, 0, 0], true) && lds.write(&mut b, 0, 18, 2, &[2, 0, 0, 0], true));
+        let mut out = [0; 4];
+        assert_eq!(lds.read(&mut a, 0, 16, 4, &mut out), Some([true; 4]));
+        assert_eq!(out[0], 0x0002_0001);
+    }
+
+    #[test]
+    fn unwritten_bytes_and_bytes_in_flight_are_known() {
+        let (mut lds, mut a, _) = pair();
+        let mut out = [0; 4];
+        lds.write(&mut a, 0, 0, 8, &[1, 2, 0, 0], true);
+        assert_eq!(lds.read(&mut a, 0, 0, 16, &mut out), Some([true, true, false, false]));
+        let to = [32; 64];
+        lds.begin_dma(&mut a, &to, 1, 4);
+        assert!(lds.read(&mut a, 0, 32, 4, &mut out).is_none());
+        assert!(!lds.write(&mut a, 0, 61, 4, &[0; 4], true));
+    }
+}

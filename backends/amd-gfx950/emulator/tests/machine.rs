@@ -1,0 +1,140 @@
+//! The machine on a few hand-assembled instructions: what is refused, what is reported, who waits for whom.
+
+use amdhip64::{
+    code::Kernel,
+    machine::{Counters, Dispatch, Memory, Mode, Owner, launch},
+};
+
+const ENDPGM: u32 = 0xbf81_0000;
+const BARRIER: u32 = 0xbf8a_0000;
+/// `s_waitcnt vmcnt(0) lgkmcnt(0)`.
+const WAIT_ALL: u32 = 0xbf8c_0070;
+
+fn vop1(op: u32, d: u32, source: u32) -> u32 {
+    0x3f << 25 | d << 17 | op << 9 | source
+}
+
+fn mov(d: u32, source: u32) -> u32 {
+    vop1(1, d, source)
+}
+
+const fn v(register: u32) -> u32 {
+    256 + register
+}
+
+fn s_mov(d: u32, value: u32) -> [u32; 2] {
+    [0b1_0111_1101 << 23 | d << 16 | 255, value]
+}
+
+fn ds(op: u32, address: u32, data: u32, d: u32, offset: u32) -> [u32; 2] {
+    [0b11_0110 << 26 | op << 17 | offset, address | data << 8 | d << 24]
+}
+
+fn global(op: u32, address: u32, data: u32, d: u32) -> [u32; 2] {
+    [0b11_0111 << 26 | op << 18 | 2 << 14, address | data << 8 | 0x7f << 16 | d << 24]
+}
+
+fn run_on(memory: &Memory, words: &[u32], lanes: u32, seed: u64) -> Result<Counters, String> {
+    let kernel = Kernel::bare("test", words, 32).map_err(|e| e.to_string())?;
+    let dispatch = Dispatch { groups: [2, 1, 1], block: [lanes, 1, 1], dynamic_lds: 1024, ..Dispatch::default() };
+    let mode = Mode { check: true, seed, threads: 1, max_steps: 10_000 };
+    launch(&kernel, memory, None, &dispatch, mode).map_err(|e| e.to_string())
+}
+
+fn run(parts: &[&[u32]]) -> Result<Counters, String> {
+    run_on(&Memory::default(), &parts.concat(), 128, 1)
+}
+
+#[test]
+fn an_unknown_opcode_is_an_error_of_loading() {
+    let line = run(&[&[mov(1, 128), 0xd2ff_0000, 0, ENDPGM]]).unwrap_err();
+    assert!(line.contains("kernel test at 0x4") && line.contains("unknown opcode"), "{line}");
+    let line = run(&[&[0xbf82_0005, ENDPGM]]).unwrap_err();
+    assert!(line.contains("branch"), "{line}");
+    let line = run(&[&[mov(40, 128), ENDPGM]]).unwrap_err();
+    assert!(line.contains("register 40 of 32"), "{line}");
+}
+
+#[test]
+fn an_endless_loop_is_reported_with_everybodys_place() {
+    let line = run(&[&[0xbf82_ffff, ENDPGM]]).unwrap_err();
+    assert!(line.contains("deadlock") && line.contains("wave 0") && line.contains("s_branch"), "{line}");
+}
+
+#[test]
+fn a_wave_that_never_comes_keeps_others_at_the_barrier() {
+    // Wave 1 of each group spins; wave 0 waits. v_readfirstlane s8, v0; s_cmp_lg_u32 s8, 0; s_cbranch_scc1 +1; s_barrier.
+    let words = [vop1(2, 8, v(0)), 0xbf07_8008, 0xbf85_0001, BARRIER, 0xbf85_ffff, ENDPGM];
+    let line = run(&[&words]).unwrap_err();
+    assert!(
+        line.contains("deadlock") && line.contains("wave 0 at a barrier") && line.contains("wave 1 running"),
+        "{line}"
+    );
+}
+
+#[test]
+fn uninitialised_values_may_travel_but_not_decide() {
+    // A copy of nothing is fine as long as nobody looks.
+    run(&[&[mov(2, v(1)), mov(3, v(2)), ENDPGM]]).unwrap();
+    let line = run(&[&[mov(2, v(1))], &ds(54, 2, 0, 3, 0), &[ENDPGM]]).unwrap_err();
+    assert!(line.contains("uninitialised LDS address") && line.contains("lane 0"), "{line}");
+    // s_cbranch_scc1 before any compare.
+    let line = run(&[&[0xbf85_0000, ENDPGM]]).unwrap_err();
+    assert!(line.contains("uninitialised scc"), "{line}");
+    // v_cmp_eq_u32 vcc, v1, v1; s_and_saveexec_b64 s[8:9], vcc
+    let line = run(&[&[0x3e << 25 | 202 << 17 | 1 << 9 | v(1), 0xbe88_206a, ENDPGM]]).unwrap_err();
+    assert!(line.contains("EXEC from an uninitialised value"), "{line}");
+}
+
+#[test]
+fn lds_needs_waits_and_barriers() {
+    // Each lane writes its number at 4·lane and reads what lies 64 lanes away: the other wave's.
+    let address = [0x12 << 25 | 1 << 17 | 0 << 9 | 130];
+    let write = ds(13, 1, 0, 0, 0);
+    // v_xor_b32 v2, 0x100, v1
+    let other = [0x15 << 25 | 2 << 17 | 1 << 9 | 255, 0x100];
+    let read = ds(54, 2, 0, 3, 0);
+    let use_it = [mov(4, v(3))];
+    let whole: &[&[u32]] = &[&address, &write, &[WAIT_ALL, BARRIER], &other, &read, &[WAIT_ALL], &use_it, &[ENDPGM]];
+    for seed in 0..8 {
+        run_on(&Memory::default(), &whole.concat(), 128, seed).unwrap();
+    }
+    let without = |skip: &dyn Fn(usize) -> &'static [u32]| {
+        let parts: &[&[u32]] = &[&address, &write, skip(0), &other, &read, skip(1), &use_it, &[ENDPGM]];
+        (0..8).map(|seed| run_on(&Memory::default(), &parts.concat(), 128, seed)).find_map(Result::err)
+    };
+    let line = without(&|part| if part == 0 { &[WAIT_ALL] } else { &[WAIT_ALL] }).unwrap();
+    assert!(line.contains("LDS race") || line.contains("uninitialised"), "no barrier: {line}");
+    let line = without(&|part| if part == 0 { &[BARRIER] } else { &[WAIT_ALL] }).unwrap();
+    assert!(line.contains("LDS race"), "no wait before the barrier: {line}");
+    let line = without(&|part| if part == 0 { &[WAIT_ALL, BARRIER] } else { &[] }).unwrap();
+    assert!(line.contains("reads v3 while a load into it is outstanding"), "{line}");
+}
+
+#[test]
+fn global_accesses_stay_inside_allocations_of_written_memory() {
+    let memory = Memory::default();
+    let data = memory.allocate(256, Owner::Device(0), true).unwrap();
+    let base = data.base as u64;
+    // v_lshlrev_b32 v1, 2, v0; v_add_co_u32 v2, vcc, s8, v1; v_mov v3, s9; v_addc_co_u32 v3, vcc, 0, v3, vcc
+    let low = s_mov(8, base as u32);
+    let high = s_mov(9, (base >> 32) as u32);
+    let address =
+        [0x12 << 25 | 1 << 17 | 130, 0x19 << 25 | 2 << 17 | 1 << 9 | 8, mov(3, 9), 0x1c << 25 | 3 << 17 | 3 << 9 | 128];
+    let store = global(28, 2, 0, 0);
+    let load = global(20, 2, 0, 4);
+    let program = |ops: &[&[u32]]| [&low[..], &high, &address, &ops.concat(), &[ENDPGM]].concat();
+    let line = run_on(&memory, &program(&[&load, &[WAIT_ALL], &store]), 64, 1);
+    assert!(line.is_ok(), "loading what nobody wrote is no fault before it is used: {line:?}");
+    let stored = global(28, 2, 4, 0);
+    let fresh = memory.allocate(256, Owner::Device(0), true).unwrap();
+    assert!(!fresh.written(fresh.base, 4));
+    data.mark(data.base, 256, false);
+    let line = run_on(&memory, &program(&[&load, &[WAIT_ALL], &stored]), 64, 1).unwrap_err();
+    assert!(line.contains("uninitialised data stored"), "{line}");
+    // 65 lanes: the last one is past the end.
+    let line = run_on(&memory, &program(&[&store]), 65, 1).unwrap_err();
+    assert!(line.contains("out of bounds") && line.contains("wave 1") && line.contains("lane 0"), "{line}");
+    run_on(&memory, &program(&[&store, &[WAIT_ALL], &load, &[WAIT_ALL], &stored]), 64, 1).unwrap();
+    assert!(data.written(data.base, 4) && data.written(data.base + 252, 4));
+}

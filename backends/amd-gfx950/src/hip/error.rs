@@ -1,0 +1,79 @@
+//! What can go wrong between us and HIP, each in one line that says what to do.
+
+use std::{ffi::CStr, path::PathBuf};
+
+use super::table::Hip;
+
+/// A failure of HIP or of finding it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum HipError {
+    /// No library.
+    #[error("no HIP library: {tried}; install ROCm 6.4 or newer, or set TOKENSPEED_HIP_LIBRARY to a libamdhip64.so")]
+    NoLibrary {
+        /// Each name with its reason.
+        tried: String,
+    },
+    /// A library without a function that we need.
+    #[error("{path}: no symbol {symbol}; ROCm 6.4 or newer is needed", path = path.display())]
+    MissingSymbol {
+        /// Function.
+        symbol: String,
+        /// Library.
+        path: PathBuf,
+    },
+    /// The runtime is too old.
+    #[error("{path}: HIP runtime {found}, at least {wanted} is needed", path = path.display())]
+    OldRuntime {
+        /// Library.
+        path: PathBuf,
+        /// Version as the runtime says it.
+        found: i32,
+        /// The least that will do.
+        wanted: i32,
+    },
+    /// No device.
+    #[error("{path}: no AMD GPU is visible (check the amdgpu driver, /dev/kfd permissions, HIP_VISIBLE_DEVICES)", path = path.display())]
+    NoDevice {
+        /// Library.
+        path: PathBuf,
+    },
+    /// A device of another kind.
+    #[error("device {device} is {found}; this backend runs on gfx950 (MI350X, MI355X)")]
+    WrongArchitecture {
+        /// Ordinal.
+        device: i32,
+        /// Architecture name.
+        found: String,
+    },
+    /// A call failed.
+    #[error("{call} failed on device {device}: {name} ({code}), {text}")]
+    Call {
+        /// Function.
+        call: &'static str,
+        /// Ordinal.
+        device: i32,
+        /// Status.
+        code: i32,
+        /// Its name.
+        name: String,
+        /// Its description.
+        text: String,
+    },
+}
+
+impl Hip {
+    /// Turns a status into a result.
+    pub fn check(&self, call: &'static str, device: i32, code: i32) -> Result<(), HipError> {
+        if code == 0 {
+            return Ok(());
+        }
+        // SAFETY: both take any number and return a static, zero-terminated string or null.
+        let (name, text) = unsafe { ((self.hipGetErrorName)(code), (self.hipGetErrorString)(code)) };
+        let words = |p: *const std::ffi::c_char| match p.is_null() {
+            true => "?".to_string(),
+            // SAFETY: not null, zero-terminated, static.
+            false => unsafe { CStr::from_ptr(p) }.to_string_lossy().into_owned(),
+        };
+        Err(HipError::Call { call, device, code, name: words(name), text: words(text) })
+    }
+}

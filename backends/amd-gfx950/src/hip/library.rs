@@ -1,0 +1,83 @@
+//! Finding and loading the HIP library.
+
+use std::path::{Path, PathBuf};
+
+use super::{error::HipError, table::Hip};
+
+/// Names a library explicitly; nothing else is tried then.
+pub const VARIABLE: &str = "TOKENSPEED_HIP_LIBRARY";
+/// HIP 6.4, as the runtime encodes versions: major·10⁷ + minor·10⁵ + patch.
+const OLDEST: i32 = 60_400_000;
+
+/// What is tried, in order: the variable alone, or the names of ROCm 7 and 6 in the loader's path and in `/opt/rocm`.
+pub fn candidates() -> Vec<PathBuf> {
+    if let Some(path) = std::env::var_os(VARIABLE).filter(|p| !p.is_empty()) {
+        return vec![path.into()];
+    }
+    let names = ["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so"];
+    let everywhere = names.iter().map(PathBuf::from);
+    everywhere.chain(names.iter().map(|n| Path::new("/opt/rocm/lib").join(n))).collect()
+}
+
+/// Loads HIP from the first candidate that loads.
+///
+/// # Errors
+/// No candidate loads; one loads but lacks a function, or is too old.
+pub fn load() -> Result<&'static Hip, HipError> {
+    load_from(&candidates())
+}
+
+/// Loads HIP from the first of these that loads.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_from(candidates: &[PathBuf]) -> Result<&'static Hip, HipError> {
+    let mut tried = Vec::new();
+    for path in candidates {
+        // SAFETY: loading runs the library's initialisers; a HIP library's are harmless, and the user chose the path.
+        match unsafe { libloading::Library::new(path) } {
+            Ok(library) => return open(library, path),
+            Err(error) => tried.push(format!("{} ({})", path.display(), reason(&error))),
+        }
+    }
+    Err(HipError::NoLibrary { tried: tried.join(", ") })
+}
+
+/// The loader's words without the path, which it repeats.
+fn reason(error: &libloading::Error) -> String {
+    let text = error.to_string();
+    text.rsplit(": ").next().unwrap_or(&text).trim().to_string()
+}
+
+fn open(library: libloading::Library, path: &Path) -> Result<&'static Hip, HipError> {
+    // Leaked on purpose: function pointers must outlive every device and module.
+    let library: &'static libloading::Library = Box::leak(Box::new(library));
+    let hip: &'static Hip = Box::leak(Box::new(Hip::resolve(library, path.to_path_buf())?));
+    let mut found = 0;
+    // SAFETY: writes one integer.
+    let status = unsafe { (hip.hipRuntimeGetVersion)(&mut found) };
+    hip.check("hipRuntimeGetVersion", -1, status)?;
+    if found < OLDEST {
+        return Err(HipError::OldRuntime { path: path.into(), found, wanted: OLDEST });
+    }
+    Ok(hip)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_library_names_what_was_tried() {
+        let line = load_from(&["/nowhere/libamdhip64.so.7".into(), "/nowhere/else.so".into()]).unwrap_err().to_string();
+        assert!(line.contains("/nowhere/libamdhip64.so.7") && line.contains("/nowhere/else.so"), "{line}");
+        assert!(line.contains(VARIABLE) && !line.contains('\n'), "{line}");
+    }
+
+    #[test]
+    fn another_library_lacks_symbols() {
+        // Every Linux process can load the C library.
+        let line = load_from(&["libc.so.6".into()]).unwrap_err().to_string();
+        assert!(line.contains("hipInit") && line.contains("libc.so.6"), "{line}");
+    }
+}

@@ -1,0 +1,12 @@
+//! The shipped kernels on the emulator, through the same HIP table that a GPU is driven with.
+//!
+//! Needs `libamdhip64.so` of this workspace (built by `cargo build --workspace`) and the kernels of `cargo xtask kernels`;
+//! `cargo xtask test` makes both. Without kernels the tests say so and do nothing. Everything runs with all checks on.
+
+mod fault;
+mod gemm;
+mod header;
+mod mutation;
+mod probe;
+mod stream;
+mod support;

@@ -1,0 +1,131 @@
+//! Finding the emulator and the kernels; numbers and formats for tests.
+
+use std::{
+    ffi::{CStr, c_char},
+    path::PathBuf,
+    sync::Arc,
+};
+
+use tokenspeed_amd_gfx950::{
+    hip::{self, Device, Hip},
+    kernel::Manifest,
+};
+
+/// The folder of cargo's products of this profile.
+fn profile() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    test.ancestors().nth(2).unwrap().to_path_buf()
+}
+
+/// The folder of all of cargo's products.
+pub fn target() -> PathBuf {
+    profile().parent().unwrap().to_path_buf()
+}
+
+/// Kernels and an emulated device; `None`, with a word about it, if the kernels were not made.
+pub fn device() -> Option<(Arc<Device>, Manifest)> {
+    let folder = std::env::var_os("TOKENSPEED_KERNELS").map_or_else(|| target().join("kernels"), PathBuf::from);
+    let folder = folder.join("amd-gfx950");
+    if !folder.join("manifest.json").is_file() {
+        eprintln!("not run: no kernels in {}; `cargo xtask kernels` makes them", folder.display());
+        return None;
+    }
+    let hip = emulator();
+    Some((Device::open(hip, 0).unwrap(), Manifest::read(&folder).unwrap()))
+}
+
+/// The emulator of this build.
+pub fn emulator() -> &'static Hip {
+    let library = profile().join("libamdhip64.so");
+    hip::load_from(&[library]).unwrap_or_else(|e| panic!("{e}; `cargo build --workspace` makes it"))
+}
+
+fn symbol<T: Copy>(hip: &Hip, name: &str) -> T {
+    // SAFETY: the library is loaded already; each caller names the function's type.
+    unsafe { *libloading::Library::new(&hip.path).unwrap().get::<T>(name.as_bytes()).unwrap() }
+}
+
+/// Sets the seed of launches from now on, with or without checks.
+pub fn configure(hip: &Hip, checks: bool, seed: u64) {
+    let f: unsafe extern "C" fn(i32, u64) -> i32 = symbol(hip, "tokenspeedEmulatorConfigure");
+    // SAFETY: takes two numbers.
+    assert_eq!(unsafe { f(checks.into(), seed) }, 0);
+}
+
+/// The last fault report.
+pub fn report(hip: &Hip) -> String {
+    let f: unsafe extern "C" fn(*mut c_char, usize) -> i32 = symbol(hip, "tokenspeedEmulatorReport");
+    let mut text = vec![0u8; 4096];
+    // SAFETY: writes at most this many bytes, zero-terminated.
+    assert_eq!(unsafe { f(text.as_mut_ptr().cast(), text.len()) }, 0);
+    CStr::from_bytes_until_nul(&text).unwrap().to_str().unwrap().to_string()
+}
+
+/// Forgets a fault.
+pub fn heal(hip: &Hip) {
+    let f: unsafe extern "C" fn() -> i32 = symbol(hip, "hipDeviceReset");
+    // SAFETY: takes nothing.
+    assert_eq!(unsafe { f() }, 0);
+}
+
+/// Counters since the last call.
+pub fn counters(hip: &Hip) -> Vec<u64> {
+    let f: unsafe extern "C" fn(*mut u64, usize, *mut usize) -> i32 = symbol(hip, "tokenspeedEmulatorCounters");
+    let (mut values, mut count) = (vec![0; 64], 0);
+    // SAFETY: writes at most 64 numbers and their count.
+    assert_eq!(unsafe { f(values.as_mut_ptr(), values.len(), &mut count) }, 0);
+    values.truncate(count);
+    values
+}
+
+/// A small generator for test data: splitmix64.
+pub struct Random(pub u64);
+
+impl Random {
+    /// 64 random bits.
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    /// Uniform in -1..1.
+    pub fn unit(&mut self) -> f32 {
+        (self.bits() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+
+    /// n random bf16 values as bits.
+    pub fn bf16(&mut self, n: usize) -> Vec<u16> {
+        (0..n).map(|_| (self.unit().to_bits() >> 16) as u16).collect()
+    }
+}
+
+/// Value of a bf16.
+pub fn bf16(bits: u16) -> f64 {
+    f64::from(f32::from_bits(u32::from(bits) << 16))
+}
+
+/// Bytes of a slice of numbers.
+pub trait Bytes {
+    /// Little-endian.
+    fn bytes(&self) -> Vec<u8>;
+}
+
+impl Bytes for [u16] {
+    fn bytes(&self) -> Vec<u8> {
+        self.iter().flat_map(|x| x.to_le_bytes()).collect()
+    }
+}
+
+impl Bytes for [f32] {
+    fn bytes(&self) -> Vec<u8> {
+        self.iter().flat_map(|x| x.to_le_bytes()).collect()
+    }
+}
+
+/// Numbers of little-endian bytes.
+pub fn f32s(bytes: &[u8]) -> Vec<f32> {
+    bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+}
