@@ -15,6 +15,11 @@
 //!   taken in. Rejected: computing the row of a request that turned out to have ended and ignoring it; the block is
 //!   written after the ids are known, so leaving the row out costs nothing.
 
+mod admit;
+mod guess;
+mod limits;
+
+pub use limits::StepLimits;
 use tokenspeed_backend_api::abi::ts_table_delta;
 
 use super::{
@@ -31,56 +36,6 @@ use crate::{
     request::RequestId,
     speculation::width::{self, Offer, StepCost},
 };
-
-/// Fixed limits of a step.
-#[derive(Clone, Debug)]
-pub struct StepLimits {
-    /// Requests running at once.
-    pub max_num_seqs: u32,
-    /// Tokens of one step, never exceeded.
-    pub max_batch_tokens: u32,
-    /// Rows of logits of one step.
-    pub max_logit_rows: u32,
-    /// Block-table changes of one step.
-    pub max_deltas: u32,
-    /// Of these, what is left to the second half of a plan made ahead.
-    pub late_deltas: u32,
-    /// Rows of the block tables.
-    pub table_rows: u32,
-    /// Most prompt tokens of one request in one step.
-    pub chunk_cap: u32,
-    /// Chunks that do not complete a prompt end on multiples of this.
-    pub chunk_grid: u32,
-    /// Tokens of one request.
-    pub max_model_len: u32,
-    /// Guesses per request, 0 = no speculation.
-    pub draft_max: u32,
-    /// Rows of side branches in one step.
-    pub branch_rows: u32,
-    /// Numbers of the paged components.
-    pub paged_components: Vec<u32>,
-}
-
-impl StepLimits {
-    /// Most guesses of a decoding request in its next step.
-    pub fn guesses_max(&self, body: &Body, active: &Active, memory: &Memory) -> u32 {
-        // The token after the last right guess is always sampled too.
-        let most = (body.max_len - body.len()).saturating_sub(1).min(self.draft_max);
-        if !memory.has_states() || seeded!(GuessesPassTheBoundary) {
-            return most;
-        }
-        // A turn ends on every page boundary it reaches, so that the state there can be kept.
-        let to_boundary = memory.page_tokens() - active.computed % memory.page_tokens();
-        most.min(to_boundary - (body.len() - active.computed).min(to_boundary))
-    }
-
-    /// Most guesses of all requests together, beside `n_decode` that decode. A chunk on the grid, with logits of all its
-    /// tokens, is always left for prefill.
-    pub fn guesses_of_all(&self, n_decode: u32) -> u32 {
-        let spare = (self.max_logit_rows - self.max_num_seqs).min(self.max_batch_tokens - n_decode);
-        spare.saturating_sub(self.chunk_grid)
-    }
-}
 
 /// Chooses steps; remembers only why the head of the queue could not be admitted.
 pub struct Scheduler {
@@ -334,74 +289,6 @@ impl Scheduler {
         body.uncached = body.len() - self.path.len() as u32 * memory.page_tokens();
     }
 
-    /// Let decoding requests guess, as far as it pays and the step has room; returns how many tokens that adds.
-    fn guess(&mut self, queues: &mut Queues, memory: &Memory, n_decode: u32, cost: &StepCost) -> u32 {
-        let limits = &self.limits;
-        self.offers.clear();
-        for running in queues.running.iter_mut().flatten() {
-            if let Running::Decoding(sequence) = running {
-                let (body, active) = sequence.parts_mut();
-                body.drafts.propose(&body.tokens, limits.guesses_max(body, active, memory));
-                if let Some(guard) = body.guide.guard() {
-                    // What the grammar forbids is not worth a row.
-                    let n_allowed = guard.count_allowed(&body.drafts.ids);
-                    body.drafts.truncate(n_allowed);
-                    // Its masks follow the chain.
-                    body.drafts.branches.clear();
-                }
-                let (chance, offered) = (body.drafts.record.chance(), body.drafts.len());
-                self.offers.push(Offer { chance, offered, width: 0 });
-            }
-        }
-        let total = limits.guesses_of_all(n_decode);
-        width::choose(&mut self.offers, total, cost);
-        let mut left = total;
-        let mut offers = self.offers.iter();
-        for running in queues.running.iter_mut().flatten() {
-            if let Running::Decoding(sequence) = running {
-                let offer = offers.next().expect("one per decoding request");
-                let drafts = &mut sequence.body.drafts;
-                let mut width = if drafts.are_paid() { offer.offered } else { offer.width };
-                if width == 0 && offer.offered > 0 && drafts.record.is_due() {
-                    width = 1;
-                }
-                drafts.truncate(width.min(left) as usize);
-                left -= drafts.len();
-            }
-        }
-        if limits.branch_rows > 0 {
-            left -= self.branch(queues, n_decode + total - left, left, cost);
-        }
-        total - left
-    }
-
-    /// Keep the branches that pay, beside `n` tokens that decode and are guessed, with room for `left` more; returns how
-    /// many tokens they add.
-    fn branch(&self, queues: &mut Queues, n: u32, left: u32, cost: &StepCost) -> u32 {
-        let (mut rows, mut tokens) = (0, 0);
-        let mut expected = width::expected(&self.offers);
-        for running in queues.running.iter_mut().flatten() {
-            let Running::Decoding(sequence) = running else { continue };
-            let own = sequence.body.len() - sequence.active().computed;
-            let drafts = &mut sequence.body.drafts;
-            let (mut kept, mut of_request) = (0, 0);
-            for (at, branch) in drafts.branches.open().iter().enumerate() {
-                let n_tokens = own + branch.depth();
-                let gain = drafts.branches.gain(at, drafts.record.chance());
-                let fits = rows < self.limits.branch_rows
-                    && tokens + n_tokens <= left
-                    && drafts.len() + own + of_request + n_tokens <= 2 * (self.limits.draft_max + 1);
-                if !fits || !width::pays(gain, n_tokens, n + tokens, expected, cost) {
-                    break;
-                }
-                (rows, tokens, of_request) = (rows + 1, tokens + n_tokens, of_request + n_tokens);
-                (kept, expected) = (at + 1, expected + gain);
-            }
-            drafts.branches.truncate(kept);
-        }
-        tokens
-    }
-
     fn plan_running(&mut self, at: usize, when: When, queues: &mut Queues, memory: &mut Memory, budget: &mut Budget) {
         let running = present(&queues.running[at]);
         let outlook = Outlook::of(running);
@@ -528,156 +415,6 @@ impl Scheduler {
             .map_or(0, |next| end.min(prompt_tokens - 1).saturating_sub(next.max(outlook.computed)));
         budget.prompt_logit_rows -= n_prompt_logit_rows;
         Share { n_tokens, n_prompt_logit_rows }
-    }
-
-    /// Where the next request to admit waits.
-    fn next_waiting(&mut self, queues: &Queues) -> Option<usize> {
-        if self.policy.is_first_come() {
-            (!queues.waiting.is_empty()).then_some(0)
-        } else {
-            self.turns.next_waiting(queues)
-        }
-    }
-
-    /// Whether the policy keeps new requests waiting. There must be other work, and no prefill they could go along with.
-    fn holds(&self, now_ns: u64, queues: &Queues, budget: &Budget) -> bool {
-        let is_prefilling = |r: &Running| matches!(r, Running::Prefilling(_)) && r.parts().1.planned > 0;
-        let has_work = queues.iter_running().any(|running| running.parts().1.planned > 0);
-        if !has_work || queues.iter_running().any(is_prefilling) {
-            return false;
-        }
-        let mut waiters = queues.waiting.iter().filter_map(|waiting| {
-            let Waiting::Queued(sequence) = waiting else { return None };
-            let (remaining, waited_ns) = (sequence.body.uncached, now_ns.saturating_sub(sequence.body.submitted_ns));
-            Some(Waiter { remaining, waited_ns })
-        });
-        self.policy.holds(budget.tokens.min(self.limits.chunk_cap), &mut waiters)
-    }
-
-    /// Admit waiting requests in order while they fit; says why the next one was not.
-    fn admit(
-        &mut self,
-        when: When,
-        now_ns: u64,
-        queues: &mut Queues,
-        memory: &mut Memory,
-        budget: &mut Budget,
-    ) -> Option<Why> {
-        loop {
-            let at = match self.next_waiting(queues) {
-                Some(at) => at,
-                None => return (!queues.waiting.is_empty()).then_some(Why::NoSeat),
-            };
-            if queues.running.len() as u32 >= self.limits.max_num_seqs || !memory.has_seat() {
-                return Some(Why::NoSeat);
-            }
-            if budget.tokens == 0 {
-                return Some(Why::StepBudget);
-            }
-            let is_preempted = matches!(queues.waiting[at], Waiting::Preempted(_));
-            if !is_preempted && self.holds(now_ns, queues, budget) {
-                return Some(Why::Coalescing);
-            }
-            let head = &mut queues.waiting[at];
-            let body = head.body_mut();
-            if self.blocked == Some((body.id, memory.releases())) {
-                return Some(Why::NoPages);
-            }
-            self.find_prefix(body, memory);
-            if let Some(load) = self.load(body, memory, queues.running.len() as u32) {
-                queues.load(load);
-                continue;
-            }
-            let n_found = self.path.len() as u32;
-            let computed = if seeded!(HitIsNotCounted) { 0 } else { n_found * memory.page_tokens() };
-            let wanted = body.len();
-            body.uncached = wanted - computed;
-            let cap = self.chunk_cap(budget, body.next_prompt_logits().is_some());
-            let n_tokens = self.chunk(computed, body.next_mark(computed).unwrap_or(wanted), cap);
-            let n_pages = memory.pages_of(with_tail(computed + n_tokens, wanted, memory));
-            let n_deltas = n_pages as usize * self.limits.paged_components.len();
-            let late_deltas = if when == When::Ahead { self.limits.late_deltas } else { 0 };
-            if n_tokens == 0 || self.deltas.len() + n_deltas > (self.limits.max_deltas - late_deltas) as usize {
-                return Some(if n_tokens == 0 { Why::StepBudget } else { Why::StepRoom });
-            }
-            // Whatever comes next must fit too: the first generated token, and all of a request that comes back.
-            let foreseen = if is_preempted || computed + n_tokens == wanted {
-                memory.pages_of((wanted + 1).min(self.limits.max_model_len))
-            } else {
-                n_pages
-            };
-            let margin = queues.running.len() as u32;
-            let (foreseen, room) =
-                if seeded!(ReturnNeedsNoRoom) && is_preempted { (n_pages, 0) } else { (foreseen, margin) };
-            let n_new = foreseen.max(n_pages) - n_found + room;
-            if (margin > 0 || memory.n_loads() > 0) && !memory.has_available_beside(&self.path, n_new) {
-                self.blocked = Some((body.id, memory.releases()));
-                return Some(Why::NoPages);
-            }
-            let max_pages = memory.pages_of(body.max_len) as usize;
-            self.n_cut_tokens += u64::from(self.n_cut_pages * memory.page_tokens());
-            let lease = Lease::open(memory, &self.path, max_pages);
-            self.decisions.note(body.id, What::Admitted { cached: computed, returns: is_preempted });
-            let mut sequence = match queues.waiting.remove(at).expect("looked at above") {
-                Waiting::Queued(sequence) => sequence.admit(lease, computed),
-                Waiting::Preempted(sequence) => sequence.admit(lease, computed),
-            };
-            let (body, active) = sequence.parts_mut();
-            active.find_drafted(memory);
-            for index in 0..if seeded!(FoundPagesAreNotAnnounced) { 0 } else { n_found } {
-                self.announce(active, index);
-            }
-            self.grow(active, memory, n_pages);
-            let (prompt_tokens, next_prompt_logits) = (body.prompt_tokens, body.next_prompt_logits());
-            let outlook = Outlook { computed, len: wanted, next_prompt_logits, is_decoding: false, ends: false };
-            let share = self.share(&outlook, prompt_tokens, n_tokens, budget);
-            budget.tokens -= n_tokens;
-            match when {
-                When::Now => active.start(share, memory, 0),
-                When::Ahead => active.ahead = share,
-            }
-            queues.run(Running::Prefilling(sequence));
-        }
-    }
-
-    /// Bring back from host memory what lies beyond `path`. Not for ever: what came back can be evicted again before the
-    /// request is admitted.
-    fn load(&self, body: &mut Body, memory: &mut Memory, margin: u32) -> Option<LoadId> {
-        if !memory.has_host() || body.n_loads == LOADS_MAX || !memory.reuses_prefixes() {
-            return None;
-        }
-        let max_pages = self.reusable_pages(body, memory);
-        let load = memory.start_load(&body.namespace, &body.hashes, &body.tokens, max_pages, &self.path, margin)?;
-        body.n_loads += 1;
-        Some(load)
-    }
-
-    /// Whole pages before what a request computes in any case.
-    fn reusable_pages(&self, body: &Body, memory: &Memory) -> usize {
-        let most = body.len() - u32::from(!seeded!(WholePromptIsReused));
-        let reusable = body.next_prompt_logits().unwrap_or(most).min(most);
-        (reusable / memory.page_tokens()) as usize
-    }
-
-    /// Fill `path` with the cached pages a request can start from: at least its last token is computed again, and
-    /// every token whose logits it still needs to report. Decides where its recurrent state is stored from there on.
-    fn find_prefix(&mut self, body: &mut Body, memory: &Memory) {
-        self.path.clear();
-        self.n_cut_pages = 0;
-        body.marks.clear();
-        if !memory.reuses_prefixes() {
-            return;
-        }
-        let max_pages = self.reusable_pages(body, memory);
-        memory.index.hash_pages(&body.namespace, &body.tokens, max_pages, &mut body.hashes);
-        memory.index.find(&body.namespace, &body.hashes, &body.tokens, max_pages, &mut self.path);
-        let n_seen = self.path.len() as u32;
-        memory.cut_to_resumable(&mut self.path);
-        self.n_cut_pages = n_seen - self.path.len() as u32;
-        if memory.has_states() {
-            let (len, page_tokens) = (body.len(), memory.page_tokens());
-            marks::place(&mut body.marks, len, self.path.len() as u32 * page_tokens, n_seen, page_tokens);
-        }
     }
 }
 

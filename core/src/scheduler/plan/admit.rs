@@ -1,0 +1,155 @@
+//! Admission: who may start or come back, from which cached prefix, and who waits for pages from host memory.
+
+use super::*;
+
+impl Scheduler {
+    /// Where the next request to admit waits.
+    pub(super) fn next_waiting(&mut self, queues: &Queues) -> Option<usize> {
+        if self.policy.is_first_come() {
+            (!queues.waiting.is_empty()).then_some(0)
+        } else {
+            self.turns.next_waiting(queues)
+        }
+    }
+
+    /// Whether the policy keeps new requests waiting. There must be other work, and no prefill they could go along with.
+    pub(super) fn holds(&self, now_ns: u64, queues: &Queues, budget: &Budget) -> bool {
+        let is_prefilling = |r: &Running| matches!(r, Running::Prefilling(_)) && r.parts().1.planned > 0;
+        let has_work = queues.iter_running().any(|running| running.parts().1.planned > 0);
+        if !has_work || queues.iter_running().any(is_prefilling) {
+            return false;
+        }
+        let mut waiters = queues.waiting.iter().filter_map(|waiting| {
+            let Waiting::Queued(sequence) = waiting else { return None };
+            let (remaining, waited_ns) = (sequence.body.uncached, now_ns.saturating_sub(sequence.body.submitted_ns));
+            Some(Waiter { remaining, waited_ns })
+        });
+        self.policy.holds(budget.tokens.min(self.limits.chunk_cap), &mut waiters)
+    }
+
+    /// Admit waiting requests in order while they fit; says why the next one was not.
+    pub(super) fn admit(
+        &mut self,
+        when: When,
+        now_ns: u64,
+        queues: &mut Queues,
+        memory: &mut Memory,
+        budget: &mut Budget,
+    ) -> Option<Why> {
+        loop {
+            let at = match self.next_waiting(queues) {
+                Some(at) => at,
+                None => return (!queues.waiting.is_empty()).then_some(Why::NoSeat),
+            };
+            if queues.running.len() as u32 >= self.limits.max_num_seqs || !memory.has_seat() {
+                return Some(Why::NoSeat);
+            }
+            if budget.tokens == 0 {
+                return Some(Why::StepBudget);
+            }
+            let is_preempted = matches!(queues.waiting[at], Waiting::Preempted(_));
+            if !is_preempted && self.holds(now_ns, queues, budget) {
+                return Some(Why::Coalescing);
+            }
+            let head = &mut queues.waiting[at];
+            let body = head.body_mut();
+            if self.blocked == Some((body.id, memory.releases())) {
+                return Some(Why::NoPages);
+            }
+            self.find_prefix(body, memory);
+            if let Some(load) = self.load(body, memory, queues.running.len() as u32) {
+                queues.load(load);
+                continue;
+            }
+            let n_found = self.path.len() as u32;
+            let computed = if seeded!(HitIsNotCounted) { 0 } else { n_found * memory.page_tokens() };
+            let wanted = body.len();
+            body.uncached = wanted - computed;
+            let cap = self.chunk_cap(budget, body.next_prompt_logits().is_some());
+            let n_tokens = self.chunk(computed, body.next_mark(computed).unwrap_or(wanted), cap);
+            let n_pages = memory.pages_of(with_tail(computed + n_tokens, wanted, memory));
+            let n_deltas = n_pages as usize * self.limits.paged_components.len();
+            let late_deltas = if when == When::Ahead { self.limits.late_deltas } else { 0 };
+            if n_tokens == 0 || self.deltas.len() + n_deltas > (self.limits.max_deltas - late_deltas) as usize {
+                return Some(if n_tokens == 0 { Why::StepBudget } else { Why::StepRoom });
+            }
+            // Whatever comes next must fit too: the first generated token, and all of a request that comes back.
+            let foreseen = if is_preempted || computed + n_tokens == wanted {
+                memory.pages_of((wanted + 1).min(self.limits.max_model_len))
+            } else {
+                n_pages
+            };
+            let margin = queues.running.len() as u32;
+            let (foreseen, room) =
+                if seeded!(ReturnNeedsNoRoom) && is_preempted { (n_pages, 0) } else { (foreseen, margin) };
+            let n_new = foreseen.max(n_pages) - n_found + room;
+            if (margin > 0 || memory.n_loads() > 0) && !memory.has_available_beside(&self.path, n_new) {
+                self.blocked = Some((body.id, memory.releases()));
+                return Some(Why::NoPages);
+            }
+            let max_pages = memory.pages_of(body.max_len) as usize;
+            self.n_cut_tokens += u64::from(self.n_cut_pages * memory.page_tokens());
+            let lease = Lease::open(memory, &self.path, max_pages);
+            self.decisions.note(body.id, What::Admitted { cached: computed, returns: is_preempted });
+            let mut sequence = match queues.waiting.remove(at).expect("looked at above") {
+                Waiting::Queued(sequence) => sequence.admit(lease, computed),
+                Waiting::Preempted(sequence) => sequence.admit(lease, computed),
+            };
+            let (body, active) = sequence.parts_mut();
+            active.find_drafted(memory);
+            for index in 0..if seeded!(FoundPagesAreNotAnnounced) { 0 } else { n_found } {
+                self.announce(active, index);
+            }
+            self.grow(active, memory, n_pages);
+            let (prompt_tokens, next_prompt_logits) = (body.prompt_tokens, body.next_prompt_logits());
+            let outlook = Outlook { computed, len: wanted, next_prompt_logits, is_decoding: false, ends: false };
+            let share = self.share(&outlook, prompt_tokens, n_tokens, budget);
+            budget.tokens -= n_tokens;
+            match when {
+                When::Now => active.start(share, memory, 0),
+                When::Ahead => active.ahead = share,
+            }
+            queues.run(Running::Prefilling(sequence));
+        }
+    }
+
+    /// Bring back from host memory what lies beyond `path`. Not for ever: what came back can be evicted again before the
+    /// request is admitted.
+    pub(super) fn load(&self, body: &mut Body, memory: &mut Memory, margin: u32) -> Option<LoadId> {
+        if !memory.has_host() || body.n_loads == LOADS_MAX || !memory.reuses_prefixes() {
+            return None;
+        }
+        let max_pages = self.reusable_pages(body, memory);
+        let load = memory.start_load(&body.namespace, &body.hashes, &body.tokens, max_pages, &self.path, margin)?;
+        body.n_loads += 1;
+        Some(load)
+    }
+
+    /// Whole pages before what a request computes in any case.
+    pub(super) fn reusable_pages(&self, body: &Body, memory: &Memory) -> usize {
+        let most = body.len() - u32::from(!seeded!(WholePromptIsReused));
+        let reusable = body.next_prompt_logits().unwrap_or(most).min(most);
+        (reusable / memory.page_tokens()) as usize
+    }
+
+    /// Fill `path` with the cached pages a request can start from: at least its last token is computed again, and
+    /// every token whose logits it still needs to report. Decides where its recurrent state is stored from there on.
+    pub(super) fn find_prefix(&mut self, body: &mut Body, memory: &Memory) {
+        self.path.clear();
+        self.n_cut_pages = 0;
+        body.marks.clear();
+        if !memory.reuses_prefixes() {
+            return;
+        }
+        let max_pages = self.reusable_pages(body, memory);
+        memory.index.hash_pages(&body.namespace, &body.tokens, max_pages, &mut body.hashes);
+        memory.index.find(&body.namespace, &body.hashes, &body.tokens, max_pages, &mut self.path);
+        let n_seen = self.path.len() as u32;
+        memory.cut_to_resumable(&mut self.path);
+        self.n_cut_pages = n_seen - self.path.len() as u32;
+        if memory.has_states() {
+            let (len, page_tokens) = (body.len(), memory.page_tokens());
+            marks::place(&mut body.marks, len, self.path.len() as u32 * page_tokens, n_seen, page_tokens);
+        }
+    }
+}
