@@ -160,7 +160,8 @@ impl EngineThread {
             }
             self.shared.step_began_ns.store(0, Ordering::Release);
             self.budget.observe(decode, prefill, now_ns - began_ns);
-            self.state.set_step_tokens(self.budget.tokens(decode));
+            // Of the step just taken in, some may have ended: nobody is protected who is gone.
+            self.state.set_step_tokens(self.budget.tokens(self.state.n_decoding()));
             if is_ok {
                 self.shared.trace().ended(sequence, self.shared.now_ns());
             }

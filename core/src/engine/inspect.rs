@@ -54,6 +54,11 @@ impl EngineState {
         })
     }
 
+    /// Requests that decode.
+    pub fn n_decoding(&self) -> u32 {
+        self.queues.iter_running().filter(|running| matches!(running, Running::Decoding(_))).count() as u32
+    }
+
     /// Pages the prefix cache owns, in use or not.
     pub fn cached_pages(&self) -> impl Iterator<Item = u32> + '_ {
         self.memory.index.pages()
