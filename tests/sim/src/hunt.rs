@@ -60,6 +60,10 @@ pub fn expected(bug: Bug) -> &'static [Check] {
         Bug::GuessesPassTheBoundary | Bug::GuessesOverwriteTheKeptState => &[Hit],
         Bug::RejectedGuessCounts => &[Step, Assertion, Order],
         Bug::WrongGuessIsAccepted => &[Heard],
+        Bug::BranchesShareCacheRows => &[Table],
+        Bug::BranchIsNotMoved => &[Page, State],
+        Bug::BranchLogitsAreTheChains => &[Heard],
+        Bug::DraftRowsOutliveTheirPage => &[Page],
         Bug::ChunkEndsOffTheGrid => &[Step, Assertion],
         Bug::LaterChunkStartsFromScratch
         | Bug::StateCountLagsBehind
