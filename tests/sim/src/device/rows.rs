@@ -127,7 +127,10 @@ pub fn check_replay(world: &mut World, step: &StepView<'_>) -> Outcome {
         let holder = holder_of(world, row)?;
         let truth = &world.truths[&holder.id].tokens;
         let n_right = (truth.len() as u32 - 1).saturating_sub(row.computed);
-        let from = |row: &ts_step_row| (row.computed, row.state_read, row.state_write, row.state_tokens);
+        // Without recurrent states, what a row says about them is nobody's concern.
+        let has_state = world.sizes.states > 0;
+        let state = |row: &ts_step_row| has_state.then_some((row.state_read, row.state_write, row.state_tokens));
+        let from = |row: &ts_step_row| (row.computed, state(row));
         let wrong = match world.verified.get(&(holder.id, row.branch_offset)) {
             None => Some("was not verified in this turn".to_owned()),
             Some(_) if world.unheard.contains(&holder.id) => Some("ended without hearing its tokens".to_owned()),
