@@ -59,7 +59,7 @@ pub fn expected(bug: Bug) -> &'static [Check] {
         Bug::ReplayOneTokenShort | Bug::RejectedGuessIsReplayed | Bug::ReplayReadsWhatItWrites => &[Step],
         Bug::GuessesPassTheBoundary | Bug::GuessesOverwriteTheKeptState => &[Hit],
         Bug::RejectedGuessCounts => &[Step, Assertion, Order],
-        Bug::WrongGuessIsAccepted => &[Heard],
+        Bug::WrongGuessIsAccepted => &[Heard, State, Page],
         Bug::BranchesShareCacheRows => &[Table],
         Bug::BranchIsNotMoved => &[Page, State],
         Bug::BranchLogitsAreTheChains => &[Heard],
