@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 pub mod component;
+pub mod copies;
 pub mod events;
 pub mod hash;
 pub mod index;
@@ -23,3 +24,6 @@ mod recurrent;
 pub mod snapshots;
 #[cfg(test)]
 mod tests;
+mod tier;
+#[cfg(test)]
+mod tier_tests;

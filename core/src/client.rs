@@ -10,8 +10,10 @@ use std::{
 };
 
 use crate::{
+    driver::BlockEvents,
     mailbox::Letters,
     request::{Event, Request, RequestId},
+    scheduler::trace::StepRecord,
     speculation::DRAFT_MAX,
 };
 
@@ -42,6 +44,18 @@ pub struct Metrics {
     pub running: u64,
     /// Requests admitted but not yet running.
     pub waiting: u64,
+    /// Of these, waiting for pages from host memory.
+    pub loading: u64,
+    /// Pages in host memory: used, and in total.
+    pub host_pages: [u64; 2],
+    /// Recurrent states in host memory: used, and in total.
+    pub host_states: [u64; 2],
+    /// Pages copied to host memory.
+    pub host_stored: u64,
+    /// Pages copied back from it.
+    pub host_loaded: u64,
+    /// Copies that failed or did not fit their checksum; each was a miss.
+    pub host_failed: u64,
     /// Pages held by requests or the cache, and in total, of the first paged component.
     pub pages_used: u64,
     /// Pages held only by the prefix cache (can be evicted).
@@ -105,6 +119,20 @@ pub trait Engine: Send + Sync {
     fn drain(&self);
     /// Drop every cached prefix. Errors when requests are running.
     fn flush_cache(&self) -> Result<(), String>;
+    /// A reader of the prefix cache's block events, from the oldest kept; `None` if the engine makes none.
+    fn block_events(&self) -> Option<BlockEvents> {
+        None
+    }
+    /// Up to `most` steps numbered above `after` with all their decisions, oldest first, as far as they are kept.
+    fn steps(&self, after: u64, most: usize) -> Vec<StepRecord> {
+        let _ = (after, most);
+        Vec::new()
+    }
+    /// The last `n` steps, oldest first.
+    fn last_steps(&self, n: usize) -> Vec<StepRecord> {
+        let _ = n;
+        Vec::new()
+    }
 }
 
 /// Where a request's events wait to be read.

@@ -27,12 +27,17 @@ use replay::Replay;
 
 use crate::{
     bug::seeded,
-    cache::memory::{Memory, MemorySize},
+    cache::{
+        copies::CopyOrder,
+        index::STORES_MAX,
+        memory::{Memory, MemorySize},
+    },
     client::{Limits, Metrics},
     grammar::{Guard, Guide},
     request::{Event, FinishReason, Request, RequestId},
     sampler::{History, Sampler},
     scheduler::{
+        decision::Decisions,
         marks::MARKS_MAX,
         plan::{Scheduler, StepLimits},
         queue::{self, Queues, Running, Waiting},
@@ -42,6 +47,9 @@ use crate::{
     step::StepBuffer,
     validate::RequestError,
 };
+
+/// Pages copied to host memory per step, at most.
+const STORES_BESIDE_STEPS: usize = 4;
 
 /// Why [`EngineState::submit`] took nothing.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -59,10 +67,15 @@ pub enum SubmitError {
 
 /// Why the cache was not flushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the cache cannot be flushed while {requests} requests are running or waiting")]
+#[error(
+    "the cache cannot be flushed while {requests} requests are running or waiting and {copies} copies to or from host \
+     memory are under way; nothing was flushed"
+)]
 pub struct FlushError {
-    /// How many.
+    /// Requests that have not ended.
     pub requests: usize,
+    /// Copies that have not ended.
+    pub copies: usize,
 }
 
 /// The kinds of step, in the order in which a turn runs those it needs.
@@ -205,6 +218,7 @@ impl EngineState {
             prefix_cache: config.prefix_cache,
             secret: config.secret,
             events: config.cache_events,
+            host: (config.host_pages, config.host_states),
         });
         let capacity = config.step_capacity();
         let limits = StepLimits {
@@ -223,7 +237,7 @@ impl EngineState {
         };
         Ok(Self {
             queues: Queues::new(config.max_waiting, config.max_num_seqs),
-            scheduler: Scheduler::new(limits, config.blocks_per_row),
+            scheduler: Scheduler::new(limits, config.blocks_per_row, config.max_waiting, config.scheduling.policy()),
             memory,
             sampler: Sampler::new(config.tokenizer_vocab_size),
             parts: StepParts::new(capacity),
@@ -252,7 +266,7 @@ impl EngineState {
     /// Queue a request. `now_ns` starts its waiting time.
     pub fn submit(&mut self, request: Request, now_ns: u64) -> Result<RequestId, SubmitError> {
         request.validate(&self.config.request_limits())?;
-        let waiting = self.queues.waiting.len() as u32;
+        let waiting = self.queues.iter_waiting().count() as u32;
         if waiting >= self.config.max_waiting {
             return Err(SubmitError::QueueFull { waiting });
         }
@@ -271,7 +285,7 @@ impl EngineState {
             self.memory.index.hash_pages(&namespace, &tokens, whole, &mut hashes);
         }
         let prompt_logprobs = sampling.prompt_logprobs.map(|_| Vec::with_capacity(tokens.len() - 1));
-        let body = Body {
+        let mut body = Body {
             id,
             rank: (priority, id.0),
             sampling,
@@ -294,9 +308,13 @@ impl EngineState {
             }),
             cached_tokens: None,
             prompt_logprobs,
+            n_loads: 0,
             is_started: false,
             submitted_ns: now_ns,
+            uncached: prompt_tokens,
+            overtaken_steps: 0,
         };
+        self.scheduler.foresee(&mut body, &self.memory);
         self.queues.wait(Waiting::Queued(Sequence::new(Box::new(body))));
         Ok(id)
     }
@@ -372,11 +390,14 @@ impl EngineState {
         if let Some(drafting) = &mut self.drafting {
             drafting.settle(now_ns);
         }
-        self.scheduler.plan(&mut self.queues, &mut self.memory, &self.step_cost);
+        // Somebody waits for each step that runs, nobody for a store.
+        self.memory.order_stores(if self.queues.running.is_empty() { STORES_MAX } else { STORES_BESIDE_STEPS });
+        self.scheduler.plan(now_ns, &mut self.queues, &mut self.memory, &self.step_cost);
         let verifies = self.verify.is_some() && !seeded!(VerifyWritesTheState);
         let mut plan = self.parts.collect(&mut self.queues, |running| !(verifies && guesses(running)));
         self.sequence += 1;
         plan.sequence = self.sequence;
+        self.scheduler.decisions.sequence = self.sequence;
         // Tables are shared: whichever pass runs first takes in the changes.
         let mut deltas = &self.scheduler.deltas[..];
         if plan.n_rows > 0 {
@@ -393,7 +414,7 @@ impl EngineState {
             }
         }
         if plan.n_tokens == 0 {
-            assert!(self.is_idle(), "requests wait and none of them can go on");
+            assert!(self.is_idle() || self.memory.n_loads() > 0, "requests wait and none of them can go on");
             return None;
         }
         let decode_only = (plan.n_decode_tokens == plan.n_tokens).then_some(plan.n_tokens);
@@ -403,6 +424,11 @@ impl EngineState {
         let branch_tokens = self.parts.branch_tokens + in_verify;
         self.in_flight = Some(InFlight { sequence, n_logit_rows, decode_only, branch_tokens, planned_ns: now_ns });
         Some(plan)
+    }
+
+    /// What the last plan decided about whom, and why.
+    pub fn decisions(&self) -> &Decisions {
+        &self.scheduler.decisions
     }
 
     /// Parameter block of the verify pass planned last.
@@ -495,19 +521,38 @@ impl EngineState {
             .close(memory);
             fail(&mut self.counters, id);
         }
-        while let Some(waiting) = self.queues.waiting.pop_front() {
-            let id = waiting.body().id;
+        loop {
+            let next = self.queues.iter_waiting().next().map(|body| body.id);
+            let Some((id, waiting)) = next.and_then(|id| Some((id, self.queues.take_waiting(id)?))) else { break };
             self.cancel(waiting);
             fail(&mut self.counters, id);
         }
     }
 
-    /// Drop every cached prefix; returns how many pages that freed.
+    /// Drop every cached prefix, in both tiers or in none; returns how many pages of the device that freed.
     pub fn flush_cache(&mut self) -> Result<u32, FlushError> {
-        if !self.is_idle() && !seeded!(FlushIgnoresRunningRequests) {
-            return Err(FlushError { requests: self.queues.running.len() + self.queues.waiting.len() });
+        let (requests, copies) =
+            (self.queues.running.len() + self.queues.iter_waiting().count(), self.memory.n_copies());
+        if requests > 0 && !seeded!(FlushIgnoresRunningRequests) || copies > 0 {
+            return Err(FlushError { requests, copies });
         }
         Ok(self.memory.flush())
+    }
+
+    /// Something to copy between the device and host memory, which may be done at any time; then call
+    /// [`EngineState::copied`]. A plan of `None` may mean that requests wait for these.
+    pub fn next_copy(&mut self) -> Option<CopyOrder> {
+        self.memory.next_copy()
+    }
+
+    /// A copy has ended; `false` if it failed or is not what was stored.
+    ///
+    /// # Panics
+    /// If it has ended before.
+    pub fn copied(&mut self, id: u32, is_ok: bool) {
+        if let Some(load) = self.memory.copied(id, is_ok) {
+            self.queues.loaded(load);
+        }
     }
 
     /// Most tokens of the following steps, from the caller's cost model. Decoding requests always run and one chunk on
@@ -518,12 +563,12 @@ impl EngineState {
 
     /// True when no request runs or waits.
     pub fn is_idle(&self) -> bool {
-        self.queues.running.is_empty() && self.queues.waiting.is_empty()
+        self.queues.running.is_empty() && self.queues.iter_waiting().next().is_none()
     }
 
     /// How long the request that waits longest has done so, in nanoseconds.
     pub fn oldest_waiting_ns(&self, now_ns: u64) -> Option<u64> {
-        let submitted_ns = self.queues.waiting.iter().map(|waiting| waiting.body().submitted_ns).min()?;
+        let submitted_ns = self.queues.iter_waiting().map(|body| body.submitted_ns).min()?;
         Some(now_ns.saturating_sub(submitted_ns))
     }
 
@@ -531,11 +576,18 @@ impl EngineState {
     pub fn metrics(&self) -> Metrics {
         let (pages_used, pages_cached, pages_total) = self.memory.page_counts();
         let (states_used, states_cached, states_total) = self.memory.state_counts();
+        let ([host_pages, host_states], tier) = (self.memory.host_counts(), self.memory.tier_counts());
         let counters = &self.counters;
         let leaving = self.queues.iter_running().filter(|running| matches!(running, Running::Leaving(_))).count();
         Metrics {
             running: (self.queues.running.len() - leaving) as u64,
-            waiting: self.queues.waiting.len() as u64,
+            waiting: self.queues.iter_waiting().count() as u64,
+            loading: self.queues.loading.len() as u64,
+            host_pages: [host_pages.0, host_pages.1].map(u64::from),
+            host_states: [host_states.0, host_states.1].map(u64::from),
+            host_stored: tier.stored,
+            host_loaded: tier.loaded,
+            host_failed: tier.failed,
             pages_used: u64::from(pages_used),
             pages_cached: u64::from(pages_cached),
             pages_total: u64::from(pages_total),

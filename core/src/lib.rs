@@ -12,6 +12,7 @@ pub mod lower;
 mod mailbox;
 pub mod memory;
 mod monitor;
+pub mod overload;
 pub mod request;
 pub mod sampler;
 pub mod scheduler;

@@ -15,9 +15,10 @@ use tokenspeed_backend_api::{
 };
 
 use crate::{
-    driver::StepRunner,
+    cache::copies::CopyOrder,
+    driver::{CopyError, HostCache, StepRunner},
     engine::Pass,
-    lower::{Capacity, Lowered},
+    lower::{CacheLayout, Capacity, Lowered, cache_layout},
     memory::weight_bytes,
 };
 
@@ -92,7 +93,7 @@ pub fn load(
     };
     alloc(&mut bindings, TS_BIND_STEP, ArenaKind::Step, step_bytes)?;
     let tables = alloc(&mut bindings, TS_BIND_TABLES, ArenaKind::Tables, first.table_bytes)?;
-    alloc(&mut bindings, TS_BIND_CACHE, ArenaKind::Cache, first.cache_bytes)?;
+    let cache = alloc(&mut bindings, TS_BIND_CACHE, ArenaKind::Cache, first.cache_bytes)?;
     alloc(&mut bindings, TS_BIND_ACTIVATIONS, ArenaKind::Activations, largest(|l| l.activation_bytes))?;
     // Tables start at the scratch block: entries never written must still name memory that exists.
     device.write(&tables, 0, &vec![0; first.table_bytes as usize])?;
@@ -105,9 +106,10 @@ pub fn load(
         alloc(&mut bindings, TS_BIND_OUTPUT, ArenaKind::Output, lowered.output_bytes)?;
         programs.push((records(lowered, places), bindings, bucket));
     }
+    let layout = cache_layout(graphs[0], &capacity, device.alignment());
     let executable = Executable::new(device, programs, via)?;
     let vocab = lowered.iter().map(|l| l.vocab as usize).collect();
-    Ok(DeviceProgram { executable, vocab, draft: None, replay: Pass::Replay as usize })
+    Ok(DeviceProgram { executable, vocab, draft: None, replay: Pass::Replay as usize, cache, layout, host: None })
 }
 
 fn load_weights(
@@ -251,9 +253,23 @@ pub struct DeviceProgram {
     draft: Option<[usize; 2]>,
     /// The program that commits guesses.
     replay: usize,
+    cache: Arena,
+    layout: CacheLayout,
+    host: Option<HostCache>,
 }
 
 impl DeviceProgram {
+    /// Keep up to so many pages and states in host memory.
+    pub fn with_host_cache(mut self, n_pages: u32, n_states: u32) -> Self {
+        self.host = (n_pages > 0).then(|| HostCache::new(n_pages, n_states, self.layout.clone()));
+        self
+    }
+
+    /// What is in host memory, if there is a host tier.
+    pub fn host_cache(&mut self) -> Option<&mut HostCache> {
+        self.host.as_mut()
+    }
+
     /// Programs or walker.
     pub fn via(&self) -> Via {
         self.executable.via()
@@ -300,6 +316,11 @@ impl StepRunner for DeviceProgram {
 
     fn logits(&self, pass: Pass) -> &[f32] {
         self.executable.logits(self.program(pass))
+    }
+
+    fn copy(&mut self, order: &CopyOrder) -> Result<(), CopyError> {
+        let host = self.host.as_mut().ok_or(CopyError::NoHostMemory)?;
+        host.carry_out(order, self.executable.device(), &self.cache)
     }
 
     fn status(&self) -> Result<(), String> {

@@ -4,8 +4,11 @@
 //! life cycle is in the types (see [`sequence`]); order is (priority, arrival) everywhere, never by id or hash.
 #![forbid(unsafe_code)]
 
+pub mod decision;
 pub mod marks;
 pub mod outlook;
 pub mod plan;
+pub mod policy;
 pub mod queue;
 pub mod sequence;
+pub mod trace;

@@ -237,6 +237,11 @@ pub trait TextFrontend: Send + Sync {
     /// The token is special, so hidden by default.
     fn is_special(&self, id: u32) -> bool;
 
+    /// The token stands for markup and not for text, hidden or not: text under a grammar never contains it.
+    fn is_markup(&self, id: u32) -> bool {
+        self.is_special(id)
+    }
+
     /// Start turning the answer to `prompt` into text (its last ids matter to the first characters).
     fn open(&self, prompt: &[u32], options: OutputOptions) -> Result<Box<dyn OutputStream>, FrontendError>;
 

@@ -10,6 +10,8 @@ pub mod frontend;
 pub mod generation;
 pub mod grammar;
 pub mod http;
+pub mod kv_events;
 pub mod log;
 pub mod progress;
+pub mod step_trace_file;
 pub mod text_frontend;

@@ -132,6 +132,11 @@ impl TextFrontend for ModelFrontend {
         self.tokenizer.is_special(id)
     }
 
+    fn is_markup(&self, id: u32) -> bool {
+        // Kimi K3's channel marks and Qwen's tool-call tags are added tokens that stay visible.
+        self.tokenizer.is_special(id) || self.tokenizer.vocabulary().is_added(id)
+    }
+
     fn open(&self, prompt: &[u32], options: OutputOptions) -> Result<Box<dyn OutputStream>, FrontendError> {
         let parse = options.parse;
         let Choice { calls, thoughts } = self.choice;

@@ -19,8 +19,8 @@ STOP_S = 30
 class Server:
     """`tokenspeed serve` on a free port."""
 
-    def __init__(self):
-        command = [os.environ["TOKENSPEED_BIN"], "serve", MODEL, "--host", "127.0.0.1", "--port", "0"]
+    def __init__(self, *options):
+        command = [os.environ["TOKENSPEED_BIN"], "serve", MODEL, "--host", "127.0.0.1", "--port", "0", *options]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.output, self.ready, self.url = [], threading.Event(), None
         threading.Thread(target=self.read, daemon=True).start()

@@ -29,8 +29,8 @@ fn main() -> ExitCode {
         other => Err(format!("unknown workload `{other}`: steps, admission or queue")),
     });
     match result {
-        Ok(json) => {
-            println!("{json}");
+        Ok(measured) => {
+            println!("{measured}");
             ExitCode::SUCCESS
         }
         Err(message) => {

@@ -10,10 +10,11 @@
 use super::{
     events::{EventRing, Tier},
     hash::PageHasher,
-    lru::{Lru, NONE},
+    lru::{Link, Lru, NONE},
     namespace::{Namespace, Namespaces},
     pool::{Handle, Page, StateSlot},
     snapshots::{SnapshotRef, Snapshots},
+    tier::{HostMemory, Unit},
 };
 use crate::bug::seeded;
 
@@ -57,20 +58,34 @@ pub enum Published {
     },
 }
 
+/// What a page continues: the start of a namespace, or another page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Parent {
+pub(super) enum Parent {
     Root(u32),
     Node(u32),
 }
 
 #[derive(Debug)]
-struct Node {
-    hash: u64,
-    parent: Parent,
-    page: Handle<Page>,
-    pins: u32,
-    children: u32,
+pub(super) struct Node {
+    pub hash: u64,
+    pub parent: Parent,
+    /// On the device.
+    pub page: Option<Handle<Page>>,
+    /// In host memory.
+    pub unit: Option<Unit>,
+    pub pins: u32,
     next_in_bucket: u32,
+    pub first_child: u32,
+    /// Siblings; `NONE` at the ends.
+    siblings: Link,
+    /// The copy under way to host memory, or `NONE`.
+    pub store: u32,
+    /// The load that reads the unit, or `NONE`.
+    pub load: u32,
+    /// On the list of pages to copy.
+    pub is_uncopied: bool,
+    /// A copy did not work; not tried again.
+    pub copy_failed: bool,
 }
 
 /// What leaves the index with a page.
@@ -83,29 +98,37 @@ pub struct Evicted {
     pub snapshot: Option<Handle<StateSlot>>,
 }
 
+/// Copies to host memory under way at once, at most.
+pub const STORES_MAX: usize = 32;
+
 /// The index.
 #[derive(Debug)]
 pub struct PrefixIndex {
     secret: [u64; 2],
     hasher: PageHasher,
-    page_tokens: usize,
-    nodes: Vec<Option<Node>>,
+    pub(super) page_tokens: usize,
+    pub(super) nodes: Vec<Option<Node>>,
     /// `[node][page_tokens]`.
     tokens: Vec<u32>,
     free: Vec<u32>,
     /// First node of each bucket; the number of buckets is a power of two.
     buckets: Vec<u32>,
     unpinned: Lru,
-    snapshots: Snapshots,
+    pub(super) snapshots: Snapshots,
     namespaces: Namespaces,
-    events: EventRing,
+    pub(super) host: HostMemory,
+    pub(super) events: EventRing,
     /// Pages go without an event of their own: one says that all went.
-    is_clearing: bool,
+    pub(super) is_clearing: bool,
+    /// Copies to host memory whose page left the device meanwhile.
+    pub(super) void_stores: Vec<u32>,
 }
 
 impl PrefixIndex {
-    /// An empty index for at most `max_pages` pages, which keeps its last `max_events` events.
-    pub fn new(secret: [u64; 2], page_tokens: u32, max_pages: u32, max_events: u32) -> Self {
+    /// An empty index for at most `max_pages` pages on the device and (pages, states) in host memory, which keeps its last
+    /// `max_events` events.
+    pub fn new(secret: [u64; 2], page_tokens: u32, max_pages: u32, host: (u32, u32), max_events: u32) -> Self {
+        let max_pages = max_pages + host.0;
         Self {
             secret,
             hasher: PageHasher::new(secret, page_tokens as usize),
@@ -117,8 +140,10 @@ impl PrefixIndex {
             unpinned: Lru::new(max_pages),
             snapshots: Snapshots::new(max_pages),
             namespaces: Namespaces::default(),
+            host: HostMemory::new(max_pages, host.0, host.1),
             events: EventRing::new(page_tokens, max_events),
             is_clearing: false,
+            void_stores: Vec::with_capacity(STORES_MAX),
         }
     }
 
@@ -129,7 +154,11 @@ impl PrefixIndex {
 
     /// The cached pages as a reader of all events knows them: place, hash, hash of the page before.
     pub fn blocks(&self) -> impl Iterator<Item = (Tier, u64, Option<u64>)> + '_ {
-        self.nodes.iter().flatten().map(|node| (Tier::Device, node.hash, self.parent_hash(node.parent)))
+        self.nodes.iter().flatten().flat_map(|node| {
+            let places = [(Tier::Device, node.page.is_some()), (Tier::Host, node.unit.is_some())];
+            let here = places.into_iter().filter(|(_, is_here)| *is_here);
+            here.map(|(tier, _)| (tier, node.hash, self.parent_hash(node.parent)))
+        })
     }
 
     fn parent_hash(&self, parent: Parent) -> Option<u64> {
@@ -140,7 +169,7 @@ impl PrefixIndex {
     }
 
     /// The page at a node can be found.
-    fn announce(&mut self, at: u32, tier: Tier) {
+    pub(super) fn announce(&mut self, at: u32, tier: Tier) {
         let (hash, parent) = (self.node(at).hash, self.node(at).parent);
         // Salts matter where texts begin: all that continues a page has its salt.
         let salt = match parent {
@@ -171,7 +200,8 @@ impl PrefixIndex {
         }
     }
 
-    /// The longest cached path along `hashes` (at most `max_pages`) whose tokens are those of `tokens`. Changes nothing.
+    /// The longest path of pages on the device along `hashes` (at most `max_pages`) whose tokens are those of `tokens`.
+    /// Changes nothing.
     pub fn find(
         &self,
         namespace: &Namespace,
@@ -196,6 +226,10 @@ impl PrefixIndex {
             for (&found, &hash) in found.iter().zip(hashes) {
                 let Some(page) = pages.next() else { return };
                 let Some(node) = self.child_from(found, parent, hash, page) else { return };
+                // Further pages may be in host memory.
+                if self.node(node).page.is_none() {
+                    return;
+                }
                 path.push(NodeId(node));
                 parent = Parent::Node(node);
             }
@@ -218,7 +252,7 @@ impl PrefixIndex {
         at
     }
 
-    fn child(&self, parent: Parent, hash: u64, tokens: &[u32]) -> Option<u32> {
+    pub(super) fn child(&self, parent: Parent, hash: u64, tokens: &[u32]) -> Option<u32> {
         self.child_from(self.skip_to(self.buckets[self.bucket(hash)], hash), parent, hash, tokens)
     }
 
@@ -236,11 +270,11 @@ impl PrefixIndex {
         None
     }
 
-    fn node(&self, at: u32) -> &Node {
+    pub(super) fn node(&self, at: u32) -> &Node {
         self.nodes[at as usize].as_ref().expect("the node is in use")
     }
 
-    fn node_mut(&mut self, at: u32) -> &mut Node {
+    pub(super) fn node_mut(&mut self, at: u32) -> &mut Node {
         self.nodes[at as usize].as_mut().expect("the node is in use")
     }
 
@@ -252,7 +286,7 @@ impl PrefixIndex {
     pub fn pin(&mut self, NodeId(at): NodeId) -> PageRef {
         let node = self.node_mut(at);
         node.pins += 1;
-        let (pins, page) = (node.pins, node.page.index());
+        let (pins, page) = (node.pins, node.page.as_ref().expect("only pages on the device are held").index());
         if pins == 1 && !seeded!(HeldPageIsEvicted) {
             self.unpinned.remove(at);
         }
@@ -265,43 +299,40 @@ impl PrefixIndex {
         node.pins -= 1;
         if node.pins == 0 {
             self.unpinned.push(page.node);
+            self.offer(page.node);
         }
     }
 
     /// Stop holding a page that may hold wrong values: forget it and every page that continues it, which was computed from
-    /// it. Empty, and nothing is forgotten, if somebody uses one of them; then the pages before it stay too. O(1) for a page
-    /// that nothing continues, else O(all pages): for failures.
+    /// it, in both tiers. Empty, and nothing is forgotten, if somebody uses one of them; then the pages before it stay too.
+    /// O(pages forgotten).
     pub fn unpin_and_forget(&mut self, page: PageRef) -> Vec<Evicted> {
         let at = page.node;
         self.unpin(page);
-        let node = self.node(at);
-        if node.pins > 0 {
-            return Vec::new();
-        }
-        if node.children == 0 {
-            self.unpinned.remove(at);
-            return vec![self.remove(at)];
-        }
-        let continues = |index: &Self, mut node: u32| -> bool {
-            while node != at {
-                match index.node(node).parent {
-                    Parent::Node(before) => node = before,
-                    Parent::Root(_) => return false,
-                }
+        let mut doubted = vec![at];
+        let mut n_seen = 0;
+        while let Some(&node) = doubted.get(n_seen) {
+            n_seen += 1;
+            let Node { pins, load, mut first_child, .. } = *self.node(node);
+            if pins > 0 || load != NONE {
+                return Vec::new();
             }
-            true
-        };
-        let used = (0..self.nodes.len() as u32).filter(|&node| self.nodes[node as usize].is_some());
-        let mut doubted: Vec<u32> = used.filter(|&node| continues(self, node)).collect();
-        if doubted.iter().any(|&node| self.node(node).pins > 0) {
-            return Vec::new();
+            while first_child != NONE {
+                doubted.push(first_child);
+                first_child = self.node(first_child).siblings.next;
+            }
         }
         let mut forgotten = Vec::with_capacity(doubted.len());
-        // Deepest first: a page goes when nothing continues it any more.
-        while let Some(last) = doubted.iter().position(|&node| self.node(node).children == 0) {
-            let node = doubted.swap_remove(last);
-            self.unpinned.remove(node);
-            forgotten.push(self.remove(node));
+        // What continues a page comes after it.
+        for node in doubted.into_iter().rev() {
+            let on_device = self.node(node).page.is_some();
+            if self.node(node).unit.is_some() {
+                self.drop_unit(node);
+            }
+            if on_device {
+                self.unpinned.remove(node);
+                forgotten.push(self.drop_page(node));
+            }
         }
         forgotten
     }
@@ -318,20 +349,48 @@ impl PrefixIndex {
         assert_eq!(tokens.len(), self.page_tokens, "only whole pages are cached");
         let parent = parent.map_or(Parent::Root(namespace.index), |page| Parent::Node(page.node));
         if let Some(at) = self.child(parent, hash, tokens) {
-            return Published::Duplicate { own, shared: self.pin(NodeId(at)) };
+            if self.node(at).page.is_some() {
+                return Published::Duplicate { own, shared: self.pin(NodeId(at)) };
+            }
+            let page = self.put(at, own);
+            return Published::New(page);
         }
         let at = self.free.pop().expect("there are as many nodes as pages");
+        let mut siblings = Link { previous: NONE, next: NONE };
         match parent {
             Parent::Root(namespace) => self.namespaces.add_user(namespace),
-            Parent::Node(node) => self.node_mut(node).children += 1,
+            Parent::Node(node) => siblings.next = std::mem::replace(&mut self.node_mut(node).first_child, at),
+        }
+        if siblings.next != NONE {
+            self.node_mut(siblings.next).siblings.previous = at;
         }
         let bucket = self.bucket(hash);
-        let page = own.index();
         let next_in_bucket = std::mem::replace(&mut self.buckets[bucket], at);
-        self.nodes[at as usize] = Some(Node { hash, parent, page: own, pins: 1, children: 0, next_in_bucket });
+        self.nodes[at as usize] = Some(Node {
+            hash,
+            parent,
+            page: None,
+            unit: None,
+            pins: 0,
+            next_in_bucket,
+            first_child: NONE,
+            siblings,
+            store: NONE,
+            load: NONE,
+            is_uncopied: false,
+            copy_failed: false,
+        });
         self.tokens[at as usize * self.page_tokens..][..self.page_tokens].copy_from_slice(tokens);
+        Published::New(self.put(at, own))
+    }
+
+    /// Put a page on the device, held.
+    pub(super) fn put(&mut self, at: u32, own: Handle<Page>) -> PageRef {
+        let page = own.index();
+        let node = self.node_mut(at);
+        (node.page, node.pins) = (Some(own), 1);
         self.announce(at, Tier::Device);
-        Published::New(PageRef { node: at, page })
+        PageRef { node: at, page }
     }
 
     /// Forget the page unused for longest and return it; never one in use or with a cached continuation.
@@ -339,12 +398,15 @@ impl PrefixIndex {
         let newest = seeded!(NewestIsEvictedFirst).then(|| self.unpinned.iter().last()).flatten();
         let at = newest.or(self.unpinned.oldest())?;
         self.unpinned.remove(at);
-        Some(self.remove(at))
+        Some(self.drop_page(at))
     }
 
     /// Forget everything, none of which may be in use; `gone` gets each page.
     pub fn clear(&mut self, mut gone: impl FnMut(Evicted)) {
         self.is_clearing = true;
+        while let Some(oldest) = self.host.units.oldest() {
+            self.drop_unit(oldest);
+        }
         while let Some(evicted) = self.evict() {
             gone(evicted);
         }
@@ -352,13 +414,48 @@ impl PrefixIndex {
         self.events.cleared();
     }
 
-    fn remove(&mut self, at: u32) -> Evicted {
+    /// Take a page off the device. Where it has no copy, everything that continues it goes with it; nothing that does is on
+    /// the device.
+    fn drop_page(&mut self, at: u32) -> Evicted {
         let snapshot = if seeded!(SnapshotOutlivesItsPages) { None } else { self.snapshots.take(at) };
+        self.withdraw(at);
+        let node = self.node_mut(at);
+        assert!(node.pins == 0, "a page in use is never a victim");
+        let page = node.page.take().expect("it is on the device");
+        let (hash, store) = (node.hash, std::mem::replace(&mut node.store, NONE));
+        if store != NONE {
+            // What is being copied may be overwritten from now on.
+            self.void_stores.push(store);
+        }
+        if !seeded!(RemovalIsNotAnnounced) && !self.is_clearing {
+            self.events.removed(hash, Tier::Device);
+        }
+        if self.node(at).unit.is_some() {
+            // As if used now: what continues it has left the device before. One that is being read is on no list.
+            if self.node(at).load == NONE {
+                self.unlist_unit(at);
+                self.list_unit(at);
+            }
+        } else {
+            self.drop_continuations(at);
+            self.unlink(at);
+        }
+        Evicted { page, snapshot }
+    }
+
+    /// Take a page that is nowhere out of the tree.
+    pub(super) fn unlink(&mut self, at: u32) {
         let node = self.nodes[at as usize].take().expect("the node is in use");
-        assert!(node.pins == 0 && node.children == 0, "a page in use or with a continuation is never a victim");
+        assert!(node.first_child == NONE, "a page with a continuation is never a victim");
+        assert!(node.page.is_none() && node.unit.is_none() && node.load == NONE && node.store == NONE);
+        let Link { previous, next } = node.siblings;
+        if next != NONE {
+            self.node_mut(next).siblings.previous = previous;
+        }
         match node.parent {
             Parent::Root(namespace) => self.namespaces.remove_user(namespace),
-            Parent::Node(parent) => self.node_mut(parent).children -= 1,
+            Parent::Node(_) if previous != NONE => self.node_mut(previous).siblings.next = next,
+            Parent::Node(parent) => self.node_mut(parent).first_child = next,
         }
         let bucket = self.bucket(node.hash);
         if self.buckets[bucket] == at {
@@ -371,10 +468,6 @@ impl PrefixIndex {
             self.node_mut(before).next_in_bucket = node.next_in_bucket;
         }
         self.free.push(at);
-        if !seeded!(RemovalIsNotAnnounced) && !self.is_clearing {
-            self.events.removed(node.hash, Tier::Device);
-        }
-        Evicted { page: node.page, snapshot }
     }
 
     /// Whether a state is stored at the end of a page.
@@ -452,7 +545,7 @@ impl PrefixIndex {
 
     /// Page numbers the index owns.
     pub fn pages(&self) -> impl Iterator<Item = u32> + '_ {
-        self.nodes.iter().flatten().map(|node| node.page.index())
+        self.nodes.iter().flatten().filter_map(|node| node.page.as_ref()).map(Handle::index)
     }
 
     /// Recompute every count from scratch; `pins` lists the node of each [`PageRef`] outside, `read` of each
@@ -475,27 +568,30 @@ impl PrefixIndex {
         }
         for (at, node) in self.nodes.iter().enumerate() {
             let Some(node) = node else { continue };
-            if node.pins != pinned[at] || node.children != children[at] {
+            let mut n_linked = 0;
+            let mut child = node.first_child;
+            while child != NONE && n_linked <= n {
+                (n_linked, child) = (n_linked + 1, self.node(child).siblings.next);
+            }
+            if node.pins != pinned[at] || n_linked != children[at] as usize {
                 return Err(format!(
-                    "cached page {} counts {} users and {} continuations, there are {} and {}",
-                    node.page.index(),
-                    node.pins,
-                    node.children,
-                    pinned[at],
-                    children[at]
+                    "cached page {:?} counts {} users and {n_linked} continuations, there are {} and {}",
+                    node.page, node.pins, pinned[at], children[at]
                 ));
             }
-            if position[at].is_some() != (node.pins == 0) {
-                return Err(format!("cached page {} is on the wrong side of the eviction list", node.page.index()));
+            if position[at].is_some() != (node.pins == 0 && node.page.is_some()) {
+                return Err(format!("cached page {:?} is on the wrong side of the eviction list", node.page));
             }
-            if let Parent::Node(parent) = node.parent {
+            if let Parent::Node(parent) = node.parent
+                && node.page.is_some()
+            {
                 // A parent out of the list is in use and goes last.
                 if position[parent as usize].is_some_and(|p| position[at].is_none_or(|own| own > p)) {
-                    return Err(format!("cached page {} would outlive the page it continues", node.page.index()));
+                    return Err(format!("cached page {:?} would outlive the page it continues", node.page));
                 }
             }
             if self.child(node.parent, node.hash, self.tokens_of(at as u32)) != Some(at as u32) {
-                return Err(format!("cached page {} cannot be found", node.page.index()));
+                return Err(format!("cached page {:?} cannot be found", node.page));
             }
         }
         let used = self.nodes.iter().flatten().count();

@@ -2,6 +2,7 @@
 
 use super::{
     component::{PagedRows, Resume, StateSnapshots, joint_match},
+    copies::Copies,
     index::{Evicted, NodeId, PrefixIndex},
     lease::Lease,
     pool::{Handle, Page, Pool, StateSlot, TableRow},
@@ -25,6 +26,8 @@ pub struct MemorySize {
     pub secret: [u64; 2],
     /// Block events kept; 0 = none are made.
     pub events: u32,
+    /// Pages and states kept in host memory; 0 pages = no host tier.
+    pub host: (u32, u32),
 }
 
 /// The pools and the prefix index.
@@ -39,6 +42,8 @@ pub struct Memory {
     pub(super) releases: u64,
     /// By page: whether all its rows in the draft's component are written.
     drafted: Vec<bool>,
+    /// Between the device and host memory.
+    pub(super) copies: Copies,
     /// The reusable pages.
     pub index: PrefixIndex,
 }
@@ -54,7 +59,8 @@ impl Memory {
             reuses_prefixes: size.prefix_cache,
             releases: 0,
             drafted: vec![false; size.pages.max(1) as usize],
-            index: PrefixIndex::new(size.secret, size.page_tokens, size.pages, size.events),
+            copies: Copies::new(size.host.0 > 0),
+            index: PrefixIndex::new(size.secret, size.page_tokens, size.pages, size.host, size.events),
         }
     }
 
@@ -129,6 +135,11 @@ impl Memory {
         self.pages.n_free() + self.index.n_unpinned()
     }
 
+    /// Pages that can still be had once `path` is in use.
+    pub fn n_available_beside(&self, path: &[NodeId]) -> u32 {
+        self.n_available() - path.iter().filter(|&&node| self.index.is_unpinned(node)).count() as u32
+    }
+
     /// Whether `n` pages can still be had once `path` is in use.
     pub fn has_available_beside(&self, path: &[NodeId], n: u32) -> bool {
         let available = self.n_available();
@@ -164,7 +175,8 @@ impl Memory {
         self.releases
     }
 
-    /// Free every page that is cached and not in use; returns how many.
+    /// Free every page that is cached and not in use, in both tiers; returns how many of the device. No copy may be under
+    /// way.
     pub fn flush(&mut self) -> u32 {
         let free = self.pages.n_free();
         let Self { index, pages, states, .. } = self;
@@ -192,12 +204,15 @@ impl Memory {
 
     /// Check that free + held by `leases` + cached is everything, each once, and that all counts are right. O(pool).
     pub fn check<'a>(&self, leases: impl Iterator<Item = &'a Lease> + Clone) -> Result<(), String> {
-        let own = leases.clone().flat_map(Lease::own_pages);
+        let own = leases.clone().flat_map(Lease::own_pages).chain(self.copies.pages());
         self.pages.check(own.chain(self.index.pages()))?;
         self.rows.check(leases.clone().map(Lease::row))?;
         if let Some(states) = &self.states {
-            states.check(leases.clone().flat_map(Lease::states).chain(self.index.snapshot_slots()))?;
+            let held = leases.clone().flat_map(Lease::states).chain(self.copies.states());
+            states.check(held.chain(self.index.snapshot_slots()))?;
         }
-        self.index.check(leases.clone().flat_map(Lease::pinned_nodes), leases.filter_map(Lease::read_snapshot))
+        self.index.check_host(self.copies.units())?;
+        let pinned = leases.clone().flat_map(Lease::pinned_nodes).chain(self.copies.held_nodes());
+        self.index.check(pinned, leases.filter_map(Lease::read_snapshot))
     }
 }

@@ -17,6 +17,12 @@ pub enum TableRow {}
 /// A recurrent-state slot.
 #[derive(Debug)]
 pub enum StateSlot {}
+/// Room for a page in host memory.
+#[derive(Debug)]
+pub enum HostPage {}
+/// Room for a recurrent state in host memory.
+#[derive(Debug)]
+pub enum HostState {}
 
 impl Kind for Page {
     const NAME: &'static str = "page";
@@ -26,6 +32,12 @@ impl Kind for TableRow {
 }
 impl Kind for StateSlot {
     const NAME: &'static str = "state slot";
+}
+impl Kind for HostPage {
+    const NAME: &'static str = "host page";
+}
+impl Kind for HostState {
+    const NAME: &'static str = "host state";
 }
 
 /// The right to use one numbered thing. Not `Clone`, not `Copy`; [`Pool::give`] consumes it.

@@ -43,6 +43,8 @@ struct Snapshot {
     pins: u32,
     /// Pages from the snapshot before it (or the start) to this one, when it was stored.
     saves: u32,
+    /// Tells it from others at the same page and in the same slot.
+    number: u64,
 }
 
 /// All stored states, by node.
@@ -52,15 +54,22 @@ pub(super) struct Snapshots {
     stored: Vec<Option<Snapshot>>,
     unpinned: Lru,
     n_stored: u32,
+    /// Stored since start.
+    n_ever: u64,
 }
 
 impl Snapshots {
     pub fn new(max_nodes: u32) -> Self {
-        Self { stored: (0..max_nodes).map(|_| None).collect(), unpinned: Lru::new(max_nodes), n_stored: 0 }
+        Self { stored: (0..max_nodes).map(|_| None).collect(), unpinned: Lru::new(max_nodes), n_stored: 0, n_ever: 0 }
     }
 
     pub fn has(&self, node: u32) -> bool {
         self.stored[node as usize].is_some()
+    }
+
+    /// Slot and number of the one at a page.
+    pub fn get(&self, node: u32) -> Option<(u32, u64)> {
+        self.stored[node as usize].as_ref().map(|s| (s.slot.index(), s.number))
     }
 
     pub fn is_unpinned(&self, node: u32) -> bool {
@@ -79,7 +88,8 @@ impl Snapshots {
     pub fn store(&mut self, node: u32, slot: Handle<StateSlot>, saves: u32) {
         let place = &mut self.stored[node as usize];
         assert!(place.is_none(), "a page has one state at its end");
-        *place = Some(Snapshot { slot, pins: 0, saves });
+        self.n_ever += 1;
+        *place = Some(Snapshot { slot, pins: 0, saves, number: self.n_ever });
         self.n_stored += 1;
         self.unpinned.push(node);
     }

@@ -93,6 +93,7 @@ fn memory(pages: u32) -> Memory {
         prefix_cache: true,
         secret: SECRET,
         events: 1000,
+        host: (0, 0),
     })
 }
 

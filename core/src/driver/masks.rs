@@ -1,8 +1,9 @@
 //! Threads that fill masks while the device runs the step.
 //!
 //! They start with the first constrained request: a server without any has none. Having planned ahead, the engine thread
-//! takes over what nobody has begun and waits only for what is being done, so a step never costs more than without helpers. Queues keep their room; handing over a job moves a pointer. Rejected: a thread per step (20 µs each), and the
-//! device's own worker threads, which are busy with the very step that is to be overlapped.
+//! takes over what nobody has begun and waits only for what is being done, so a step never costs more than without
+//! helpers. Queues keep their room; handing over a job moves a pointer. Rejected: a thread per step (20 µs each), and
+//! the device's own worker threads, which are busy with the very step that is to be overlapped.
 
 use std::{
     collections::VecDeque,

@@ -9,28 +9,38 @@
 //! requests that were running and the engine goes on if the device says it is well; a lost device or a panic of this
 //! thread ends the engine, `health` says so, and every request hears `Failed`.
 
-mod budget;
+pub mod budget;
+mod copies;
+pub mod cost;
 mod device;
+mod feed;
 mod inbox;
 mod masks;
 mod outstanding;
 #[cfg(test)]
 mod races;
+mod report;
 mod thread;
 
 use std::{
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
 use crate::{
+    cache::copies::CopyOrder,
     client::{Engine, EventStream, Limits, Mailbox, Metrics, SubmitError},
     engine::{ConfigError, EngineConfig, EngineState, Pass},
+    overload::Gate,
     request::{Request, RequestId},
+    scheduler::trace::{StepRecord, StepTrace},
 };
+pub use copies::{CopyError, HostCache};
+use feed::Feed;
+pub use feed::{BlockEvents, EventBatch};
 use inbox::{Command, Inbox};
 use outstanding::Outstanding;
 
@@ -40,6 +50,12 @@ pub trait StepRunner: Send {
     fn run(&mut self, pass: Pass, step: &[u8], n_logit_rows: u32) -> Result<(), String>;
     /// The pass's last logits, `n_logit_rows · vocab` f32, row-major.
     fn logits(&self, pass: Pass) -> &[f32];
+    /// Copy a page or a state between the device and host memory, as [`EngineState::next_copy`] ordered; no step runs
+    /// meanwhile. A runner without host memory refuses.
+    fn copy(&mut self, order: &CopyOrder) -> Result<(), CopyError> {
+        let _ = order;
+        Err(CopyError::NoHostMemory)
+    }
     /// `Err` if the device is lost for good.
     fn status(&self) -> Result<(), String>;
 }
@@ -49,6 +65,8 @@ pub trait StepRunner: Send {
 pub struct DriverConfig {
     /// Target of a mixed step; `None` = twice the measured decode-only step.
     pub step_time_target_ms: Option<f64>,
+    /// Requests that would start later than this are refused; `None` = nobody is, before too many wait.
+    pub max_queue_delay: Option<Duration>,
     /// A step longer than this makes `health` report the engine as stuck.
     pub stuck_after: Duration,
     /// Plan the next step while the device runs one.
@@ -57,7 +75,8 @@ pub struct DriverConfig {
 
 impl Default for DriverConfig {
     fn default() -> Self {
-        Self { step_time_target_ms: None, stuck_after: Duration::from_secs(120), overlap: true }
+        let stuck_after = Duration::from_secs(120);
+        Self { step_time_target_ms: None, max_queue_delay: None, stuck_after, overlap: true }
     }
 }
 
@@ -66,11 +85,15 @@ struct Shared {
     inbox: Inbox,
     metrics: Mutex<Metrics>,
     outstanding: Outstanding,
+    gate: Mutex<Gate>,
+    trace: Mutex<StepTrace>,
     draining: AtomicBool,
     dead: Mutex<Option<String>>,
     /// Nanoseconds since `epoch` when the step in flight began; 0 = none.
     step_began_ns: AtomicU64,
     epoch: Instant,
+    /// Block events of the prefix cache.
+    feed: Arc<Feed>,
 }
 
 impl Shared {
@@ -79,7 +102,15 @@ impl Shared {
     }
 
     fn dead(&self) -> Option<String> {
-        self.dead.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+        self.dead.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn gate(&self) -> MutexGuard<'_, Gate> {
+        self.gate.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn trace(&self) -> MutexGuard<'_, StepTrace> {
+        self.trace.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// For callers who already know that the thread has ended.
@@ -118,18 +149,21 @@ impl EngineHandle {
         runner: Box<dyn StepRunner>,
     ) -> Result<Arc<Self>, ConfigError> {
         let state = EngineState::new(config.clone())?;
+        let DriverConfig { step_time_target_ms, max_queue_delay, stuck_after, overlap } = driver;
         let limits = state.limits();
         let shared = Arc::new(Shared {
             inbox: Inbox::new(),
             metrics: Mutex::new(state.metrics()),
             outstanding: Outstanding::default(),
+            gate: Mutex::new(Gate::new(max_queue_delay.map(|delay| delay.as_nanos() as u64))),
+            trace: Mutex::default(),
             draining: AtomicBool::new(false),
             dead: Mutex::new(None),
             step_began_ns: AtomicU64::new(0),
             epoch: Instant::now(),
+            feed: Feed::new(config.block_tokens, config.cache_events),
         });
         let for_thread = Arc::clone(&shared);
-        let DriverConfig { step_time_target_ms, stuck_after, overlap } = driver;
         let thread = std::thread::Builder::new()
             .name("engine".into())
             .spawn(move || thread::main(for_thread, state, runner, step_time_target_ms, overlap))
@@ -158,6 +192,10 @@ impl Engine for EngineHandle {
         if !shared.outstanding.enter(most) {
             return Err(SubmitError::Overloaded { retry_after_s: 1 });
         }
+        if let Err(refusal) = shared.gate().ask(request.priority, request.prompt.len() as u32) {
+            shared.outstanding.leave(1);
+            return Err(SubmitError::Overloaded { retry_after_s: refusal.retry_after_s });
+        }
         let ticket = RequestId(self.next_ticket.fetch_add(1, Ordering::Relaxed));
         let capacity = request.sampling.max_tokens.min(self.limits.max_model_len).min(MAILBOX_EVENTS_MAX) + 2;
         let mailbox = Mailbox::new(capacity as usize);
@@ -173,7 +211,7 @@ impl Engine for EngineHandle {
     }
 
     fn metrics(&self) -> Metrics {
-        self.shared.metrics.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+        self.shared.metrics.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn limits(&self) -> Limits {
@@ -196,12 +234,36 @@ impl Engine for EngineHandle {
         self.shared.draining.store(true, Ordering::Release);
     }
 
+    fn block_events(&self) -> Option<BlockEvents> {
+        (self.config.cache_events > 0).then(|| BlockEvents::new(Arc::clone(&self.shared.feed)))
+    }
+
     fn flush_cache(&self) -> Result<(), String> {
         let (reply, answer) = std::sync::mpsc::sync_channel(1);
         if !self.shared.inbox.push(Command::Flush { reply }) {
             return Err(self.shared.why_dead());
         }
         answer.recv().map_err(|_| self.shared.why_dead())?
+    }
+
+    fn steps(&self, after: u64, most: usize) -> Vec<StepRecord> {
+        // The engine's thread waits for the lock: a few steps at a time.
+        const AT_ONCE: usize = 32;
+        let (mut steps, mut after) = (Vec::new(), after);
+        while steps.len() < most {
+            let before = steps.len();
+            self.shared.trace().copy(after, AT_ONCE.min(most - before), &mut steps);
+            match steps.last() {
+                Some(last) if steps.len() > before => after = last.decisions.sequence,
+                _ => break,
+            }
+        }
+        steps
+    }
+
+    fn last_steps(&self, n: usize) -> Vec<StepRecord> {
+        let before = self.shared.trace().before_last(n);
+        self.steps(before, n)
     }
 }
 

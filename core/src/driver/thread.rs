@@ -12,6 +12,7 @@ use super::{
     device::{DeviceThread, Failure, Turn},
     inbox::Command,
     masks::MaskThreads,
+    report::Reporter,
 };
 use crate::{
     client::Mailbox,
@@ -58,6 +59,7 @@ pub(super) fn main(
         device: DeviceThread::start(),
         overlap,
         budget: StepBudget::new(target_ms),
+        reporter: Reporter::new(shared.gate().is_on()),
         routes: Routes::default(),
         masks: MaskThreads::new(),
         shared: Arc::clone(&shared),
@@ -70,6 +72,7 @@ pub(super) fn main(
         Err(panic) => format!("the engine thread panicked: {}", super::panic_text(&*panic)),
     };
     *shared.dead.lock().unwrap_or_else(PoisonError::into_inner) = Some(why.clone());
+    shared.feed.end();
     // After a panic the state machine is not to be trusted; the mailboxes are.
     for (_, route) in engine.routes.by_id.drain() {
         route.mailbox.push(Event::Failed { message: why.clone() });
@@ -91,6 +94,7 @@ struct EngineThread {
     device: DeviceThread,
     overlap: bool,
     budget: StepBudget,
+    reporter: Reporter,
     routes: Routes,
     masks: MaskThreads,
 }
@@ -109,12 +113,19 @@ impl EngineThread {
             let began_ns = self.shared.now_ns();
             let mut turn = self.turn.take().expect("the device is back between steps");
             let plan = self.state.plan(began_ns, &mut turn.step);
+            let has_copied = copy(&mut self.state, &mut turn);
             let Some(plan) = plan else {
                 self.turn = Some(turn);
+                if has_copied {
+                    // Somebody may have waited for it, and there may be more to copy.
+                    continue;
+                }
                 self.publish();
                 self.shared.inbox.wait();
                 continue;
             };
+            self.shared.trace().planned(self.state.decisions());
+            let sequence = plan.sequence;
             self.shared.step_began_ns.store(began_ns.max(1), Ordering::Release);
             let (decode, prefill) = (plan.n_decode_tokens, plan.n_tokens - plan.n_decode_tokens);
             turn.set_plan(&plan, &self.state);
@@ -127,14 +138,13 @@ impl EngineThread {
             let state = &mut self.state;
             self.masks.finish(&mut |job| state.return_masks(job));
             let turn = flight.wait();
-            let state = &mut self.state;
-            self.masks.finish(&mut |job| state.return_masks(job));
             let now_ns = self.shared.now_ns();
             let turn = match &turn.outcome {
                 Ok(()) => self.take_in(now_ns, plan, turn),
                 Err(_) => turn,
             };
             let outcome = turn.outcome.clone();
+            let is_ok = outcome.is_ok();
             let turn = self.turn.insert(turn);
             match outcome {
                 Ok(()) => {}
@@ -151,6 +161,10 @@ impl EngineThread {
             self.shared.step_began_ns.store(0, Ordering::Release);
             self.budget.observe(decode, prefill, now_ns - began_ns);
             self.state.set_step_tokens(self.budget.tokens(decode));
+            if is_ok {
+                self.shared.trace().ended(sequence, self.shared.now_ns());
+            }
+            self.reporter.step(decode, now_ns - began_ns);
             self.publish();
         }
     }
@@ -183,6 +197,7 @@ impl EngineThread {
     /// True for `Stop`.
     fn obey(&mut self, command: Command) -> bool {
         let routes = &mut self.routes;
+        self.reporter.obeyed(&command);
         match command {
             Command::Submit { ticket, request, mailbox } => match self.state.submit(*request, self.shared.now_ns()) {
                 Ok(id) => {
@@ -203,7 +218,9 @@ impl EngineThread {
                 }
             }
             Command::Flush { reply } => {
+                copy(&mut self.state, self.turn.as_mut().expect("the device is back between steps"));
                 let answer = self.state.flush_cache().map(drop).map_err(|e| e.to_string());
+                self.shared.feed.follow(self.state.cache_events());
                 // The asker may have given up; then nobody is told.
                 let _ = reply.send(answer);
             }
@@ -215,6 +232,22 @@ impl EngineThread {
     fn publish(&mut self) {
         let ended = std::mem::take(&mut self.routes.ended);
         self.shared.outstanding.leave(ended);
-        *self.shared.metrics.lock().unwrap_or_else(PoisonError::into_inner) = self.state.metrics();
+        self.shared.feed.follow(self.state.cache_events());
+        let metrics = self.state.metrics();
+        self.reporter.report(&self.state, &metrics, &self.budget, &self.shared);
+        *self.shared.metrics.lock().unwrap_or_else(PoisonError::into_inner) = metrics;
     }
+}
+
+/// Carry out the copies ordered so far, between steps; true if there were any. They are few per plan while requests run, so
+/// that a step is not long in coming.
+fn copy(state: &mut EngineState, turn: &mut Turn) -> bool {
+    let mut any = false;
+    while let Some(order) = state.next_copy() {
+        any = true;
+        // A copy that failed is a miss, and counted; a device that is lost shows in the next step.
+        let outcome = turn.runner.copy(&order);
+        state.copied(order.id, outcome.is_ok());
+    }
+    any
 }

@@ -6,6 +6,7 @@ use tokenspeed_backend_api::{
 };
 
 use crate::{
+    scheduler::policy::SchedulingConfig,
     speculation::{BRANCH_ROWS_MAX, BRANCHES_MAX, DRAFT_MAX, DraftModel, SpeculationConfig},
     step::StepCapacity,
     validate::RequestLimits,
@@ -82,10 +83,16 @@ pub struct EngineConfig {
     pub secret: [u64; 2],
     /// Requests waiting at once; more are refused.
     pub max_waiting: u32,
+    /// Who goes first.
+    pub scheduling: SchedulingConfig,
     /// Most alternatives reported per position.
     pub max_logprobs: u32,
     /// Block events of the prefix cache kept for readers, the oldest making room; 0 = none are made.
     pub cache_events: u32,
+    /// Pages kept in host memory when they leave the device, 0 = none.
+    pub host_pages: u32,
+    /// Recurrent states kept there with them.
+    pub host_states: u32,
 }
 
 /// Why a configuration cannot work.
@@ -166,8 +173,11 @@ impl EngineConfig {
             draft: None,
             secret: [0; 2],
             max_waiting: 4096,
+            scheduling: SchedulingConfig::default(),
             max_logprobs: 20,
             cache_events: 0,
+            host_pages: 0,
+            host_states: 0,
         }
     }
 

@@ -105,6 +105,8 @@ struct Seen {
 const BEHIND: u32 = 16;
 /// Turns that are not drafted for, so that the cost of a turn without guesses becomes known.
 const PATIENCE: u32 = 3;
+/// Chance from which on a guess is made while costs are not known.
+const LIKELY: f64 = 0.4;
 /// Turns between two that are not drafted for, at first and in the end: what a turn costs without guesses must not be
 /// remembered from a cold start.
 const REMEASURE: [u32; 2] = [4, 64];
@@ -272,6 +274,7 @@ impl Drafting {
             // Nothing but mixed turns: expectations have no ground, acceptance has.
             let total = limits.guesses_of_all(n);
             width::choose(&mut self.offers, total, cost);
+            self.offers.iter_mut().filter(|offer| offer.chance < LIKELY).for_each(|offer| offer.width = 0);
             return self.take_widths(queues, n, None);
         };
         self.n_unmeasured = 0;

@@ -3,8 +3,12 @@
 use super::EngineState;
 use crate::{
     cache::events::{EventRing, Tier},
+    overload::Load,
     request::RequestId,
-    scheduler::queue::Running,
+    scheduler::{
+        decision::{What, Why},
+        queue::Running,
+    },
 };
 
 /// Where a request that holds memory stands.
@@ -81,5 +85,25 @@ impl EngineState {
     /// Cache namespaces with requests or cached pages.
     pub fn n_namespaces(&self) -> usize {
         self.memory.index.n_namespaces()
+    }
+
+    /// What there is to do, for [`crate::overload`]. O(running + waiting).
+    pub fn load(&self, load: &mut Load) {
+        load.classes.clear();
+        load.running = self.queues.running.len() as u64;
+        load.running_tokens = 0;
+        for running in self.queues.iter_running() {
+            let (body, active) = running.parts();
+            if matches!(running, Running::Prefilling(_)) {
+                load.running_tokens += u64::from(body.len() - active.computed - active.planned);
+            }
+        }
+        let last = self.decisions().list.last().map(|decision| decision.what);
+        let is_short_of_memory = matches!(last, Some(What::Waits(Why::NoPages)));
+        load.seats = if is_short_of_memory { load.running } else { u64::from(self.config.max_num_seqs) };
+        for waiting in &self.queues.waiting {
+            let body = waiting.body();
+            load.wait(body.rank.0, body.uncached);
+        }
     }
 }

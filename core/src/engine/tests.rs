@@ -4,11 +4,15 @@
 //! * `oracle`: the same request alone, from its tokens only, in a page of code.
 //! * `simulation`: random workloads and configurations; whatever happens, each request hears what the oracle says.
 //! * `grammar`: constrained requests.
+//! * `policies`: what each scheduling policy promises.
 //! * `cases`: named public faults.
+//! * `host_tier`: pages that leave the device and come back.
 
 mod cases;
 mod fake;
 mod grammar;
+mod host_tier;
 mod hybrid;
 mod oracle;
+mod policies;
 mod simulation;

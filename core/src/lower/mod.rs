@@ -168,6 +168,32 @@ pub fn lower(
     })
 }
 
+/// Where blocks lie in the cache arena: for each tensor, the offset of block 0 and the bytes of one block.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CacheLayout {
+    /// Of pages, tensors of all paged components.
+    pub pages: Vec<(u64, u64)>,
+    /// Of state slots.
+    pub states: Vec<(u64, u64)>,
+}
+
+/// The layout that [`lower`] gives the cache at this capacity and alignment.
+pub fn cache_layout(graph: &Graph, capacity: &Capacity, alignment: u64) -> CacheLayout {
+    let layout = Layout::new(graph, capacity, alignment);
+    let mut blocks = CacheLayout::default();
+    for (component, offsets) in graph.components.iter().zip(layout.cache) {
+        let (list, per) = match component.kind {
+            ComponentKind::Paged { .. } => (&mut blocks.pages, u64::from(capacity.block_tokens)),
+            ComponentKind::State { .. } => (&mut blocks.states, 1),
+        };
+        for (tensor, offset) in cache_tensors(&component.kind).iter().zip(offsets) {
+            let elements = tensor.inner.iter().product::<u64>() * per;
+            list.push((offset, tensor.dtype.bytes(elements).expect("cache rows are whole blocks")));
+        }
+    }
+    blocks
+}
+
 /// Offsets of cache tensors and tables in their arenas.
 struct Layout {
     cache: Vec<Vec<u64>>,

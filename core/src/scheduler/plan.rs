@@ -6,7 +6,10 @@
 //!   is last itself just waits a step. The first in order can always go on, hence so does everything, in the end.
 //! * No thrash: a preempted request comes back first, and only when all its tokens, and a page for every request that
 //!   runs, fit. A new one needs room for its next chunk (and its first generated token), with the same margin.
-//! * Admission is strictly in order: a request that does not fit is not overtaken.
+//! * Admission is strictly in the order of the [`Policy`]: a request that does not fit is not overtaken. A policy other
+//!   than first come, first served also decides whose prompt tokens a step computes (see [`Turns`]); what its favourites
+//!   could not use goes to the others in order of arrival.
+//! * What was decided about whom, and why, is left in [`Scheduler::decisions`].
 //! * A step can be planned ahead, while the one before it runs: what is in flight counts as done (see
 //!   [`super::outlook`]), nobody loses memory, and what could not be given then is given when the step in flight has been
 //!   taken in. Rejected: computing the row of a request that turned out to have ended and ignoring it; the block is
@@ -15,14 +18,16 @@
 use tokenspeed_backend_api::abi::ts_table_delta;
 
 use super::{
+    decision::{Decisions, What, Why},
     marks,
     outlook::Outlook,
+    policy::{Policy, Waiter, turns::Turns},
     queue::{Queues, Running, Waiting, present},
     sequence::{Active, Body, Share},
 };
 use crate::{
     bug::seeded,
-    cache::{index::NodeId, lease::Lease, memory::Memory},
+    cache::{copies::LoadId, index::NodeId, lease::Lease, memory::Memory},
     request::RequestId,
     speculation::width::{self, Offer, StepCost},
 };
@@ -88,6 +93,12 @@ pub struct Scheduler {
     /// Pages found beyond `path` that cannot be resumed from.
     n_cut_pages: u32,
     offers: Vec<Offer>,
+    policy: Box<dyn Policy>,
+    turns: Turns,
+    /// Plans made, to look again at one waiting request now and then.
+    n_plans: u64,
+    /// Of the last plan.
+    pub decisions: Decisions,
     /// What a plan made ahead left of the step.
     ahead: Option<Budget>,
     /// `[table row]`: in use, while a plan made ahead is looked through.
@@ -106,6 +117,9 @@ impl std::fmt::Debug for Scheduler {
     }
 }
 
+/// Times a request waits for pages from host memory, at most.
+const LOADS_MAX: u32 = 4;
+
 /// Whether the step before the one being planned has been taken in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum When {
@@ -122,8 +136,12 @@ struct Budget {
 
 impl Scheduler {
     /// With nothing planned.
-    pub fn new(limits: StepLimits, blocks_per_row: u32) -> Self {
+    pub fn new(limits: StepLimits, blocks_per_row: u32, max_waiting: u32, policy: Box<dyn Policy>) -> Self {
         Self {
+            turns: Turns::new(if policy.is_first_come() { 0 } else { max_waiting }, limits.max_num_seqs),
+            policy,
+            n_plans: 0,
+            decisions: Decisions::new(limits.max_num_seqs),
             step_tokens: limits.max_batch_tokens,
             blocked: None,
             path: Vec::with_capacity(blocks_per_row as usize),
@@ -148,15 +166,17 @@ impl Scheduler {
         self.step_tokens = tokens;
     }
 
-    /// Plan a step: sets `planned` of the requests that take part, and `deltas`. What was planned ahead is kept, as far
-    /// as its requests still run.
-    pub fn plan(&mut self, queues: &mut Queues, memory: &mut Memory, cost: &StepCost) {
+    /// Plan a step: sets `planned` of the requests that take part, `deltas` and `decisions`. What was planned ahead is kept,
+    /// as far as its requests still run.
+    pub fn plan(&mut self, now_ns: u64, queues: &mut Queues, memory: &mut Memory, cost: &StepCost) {
         let left = self.ahead.take();
         if left.is_some() {
             self.forget_deltas_of_the_gone(queues);
         } else {
             self.deltas.clear();
+            self.decisions.list.clear();
         }
+        self.look_again(queues, memory);
         let mut is_begun = false;
         for running in queues.running.iter_mut().flatten() {
             let (_, active) = running.parts_mut();
@@ -177,13 +197,25 @@ impl Scheduler {
                 self.budget(n_decode, n_drafts)
             }
         };
-        self.choose(When::Now, queues, memory, &mut budget);
+        self.deal(queues, &budget);
+        let stopped = self.choose(When::Now, now_ns, queues, memory, &mut budget);
+        let mut why_not = if budget.tokens < self.limits.chunk_grid { Why::StepBudget } else { Why::NoPages };
+        if !self.policy.is_first_come() {
+            if why_not == Why::StepBudget {
+                why_not = Why::Policy;
+            }
+            self.plan_rest(queues, memory, &mut budget);
+            self.turns.count_overtaken(queues);
+        }
+        (self.decisions.planned_ns, self.decisions.budget_tokens) = (now_ns, self.step_tokens);
+        self.decisions.conclude(queues, why_not, stopped);
     }
 
     /// Plan the step after the one in flight, as far as that can be done before it has been taken in. False, and nothing
-    /// happens, if what is in flight decides too much: guesses may be right or wrong.
+    /// happens, if what is in flight decides too much: guesses may be right or wrong, and some policies weigh requests
+    /// against each other, or against the time.
     pub fn plan_ahead(&mut self, queues: &mut Queues, memory: &mut Memory) -> bool {
-        if self.ahead.is_some() {
+        if self.ahead.is_some() || !self.policy.plans_ahead() {
             return false;
         }
         let guesses = queues.iter_running().any(|running| !running.parts().0.drafts.is_empty());
@@ -192,8 +224,9 @@ impl Scheduler {
         }
         let n_decode = count_decoding(queues);
         self.deltas.clear();
+        self.decisions.list.clear();
         let mut budget = self.budget(n_decode, 0);
-        self.choose(When::Ahead, queues, memory, &mut budget);
+        self.choose(When::Ahead, 0, queues, memory, &mut budget);
         self.ahead = Some(budget);
         true
     }
@@ -215,14 +248,27 @@ impl Scheduler {
         }
     }
 
-    fn choose(&mut self, when: When, queues: &mut Queues, memory: &mut Memory, budget: &mut Budget) {
+    /// Says why the next waiting request was not admitted.
+    fn choose(
+        &mut self,
+        when: When,
+        now_ns: u64,
+        queues: &mut Queues,
+        memory: &mut Memory,
+        budget: &mut Budget,
+    ) -> Option<Why> {
+        let n_preemptions = self.n_preemptions;
         let mut at = 0;
         // Preemption shortens the list behind `at`.
         while at < queues.running.len() {
             self.plan_running(at, when, queues, memory, budget);
             at += 1;
         }
-        self.admit(when, queues, memory, budget);
+        // Whoever lost memory in this plan returns in a later one; the policy's order does not know of it yet.
+        if !self.policy.is_first_come() && self.n_preemptions > n_preemptions {
+            return (!queues.waiting.is_empty()).then_some(Why::NoPages);
+        }
+        self.admit(when, now_ns, queues, memory, budget)
     }
 
     /// A table row may get another owner in the very step, and each entry changes at most once.
@@ -243,6 +289,49 @@ impl Scheduler {
                 self.announce(active, index);
             }
         }
+    }
+
+    /// Let the policy, if it does not go by arrival, say how many prompt tokens each running request may have.
+    fn deal(&mut self, queues: &Queues, budget: &Budget) {
+        if self.policy.is_first_come() {
+            return;
+        }
+        let mut turns = std::mem::replace(&mut self.turns, Turns::new(0, 0));
+        let n_free_seats = self.limits.max_num_seqs as usize - queues.running.len();
+        turns.deal(&*self.policy, queues, budget.tokens, self.limits.chunk_cap, n_free_seats, |running, most| {
+            let (body, active) = running.parts();
+            self.chunk(active.computed, body.next_mark(active.computed).unwrap_or(body.len()), most)
+        });
+        self.turns = turns;
+    }
+
+    /// Give what the policy's favourites could not use to the others, in order of arrival.
+    fn plan_rest(&mut self, queues: &mut Queues, memory: &mut Memory, budget: &mut Budget) {
+        self.turns.lift();
+        let mut at = 0;
+        while at < queues.running.len() && budget.tokens > 0 {
+            let running = present(&queues.running[at]);
+            if matches!(running, Running::Prefilling(_)) && running.parts().1.planned == 0 {
+                self.plan_running(at, When::Now, queues, memory, budget);
+            }
+            at += 1;
+        }
+    }
+
+    /// How much of one of the waiting prompts is cached by now; each has its turn.
+    fn look_again(&mut self, queues: &mut Queues, memory: &Memory) {
+        const EVERY: u64 = 8;
+        self.n_plans += 1;
+        let n = queues.waiting.len() as u64;
+        if n > 0 && self.n_plans.is_multiple_of(EVERY) {
+            self.foresee(queues.waiting[(self.n_plans / EVERY % n) as usize].body_mut(), memory);
+        }
+    }
+
+    /// Note how many tokens of a waiting request the cache does not have.
+    pub fn foresee(&mut self, body: &mut Body, memory: &Memory) {
+        self.find_prefix(body, memory);
+        body.uncached = body.len() - self.path.len() as u32 * memory.page_tokens();
     }
 
     /// Let decoding requests guess, as far as it pays and the step has room; returns how many tokens that adds.
@@ -340,7 +429,7 @@ impl Scheduler {
                 let is_left = budget.tokens > 0 || !seeded!(DecodingWaitsForPrefill);
                 if is_left { wanted - computed + body.drafts.len() } else { 0 }
             } else {
-                let cap = self.chunk_cap(budget, outlook.next_prompt_logits.is_some());
+                let cap = self.chunk_cap(budget, outlook.next_prompt_logits.is_some()).min(self.turns.share(at));
                 let held = (active.lease.n_pages() + memory.n_available()) * memory.page_tokens();
                 let end = body.next_mark(computed).unwrap_or(wanted);
                 // A shorter chunk is better than taking another request's pages, if any fits.
@@ -367,12 +456,16 @@ impl Scheduler {
                 }
                 break;
             }
-            // Those behind may be in flight: whoever lacks pages then waits until that is over.
-            if at + 1 >= queues.running.len() || when == When::Ahead {
+            // Those behind may be in flight: whoever lacks pages then waits until that is over. Whoever goes first by policy
+            // keeps its memory in this step.
+            let is_planned = |slot: &Option<Running>| slot.as_ref().is_some_and(|other| other.parts().1.planned > 0);
+            let keeps = !self.policy.is_first_come() && queues.running.last().is_some_and(is_planned);
+            if at + 1 >= queues.running.len() || when == When::Ahead || keeps {
                 break;
             }
             let last = if seeded!(NextInOrderIsPreempted) { at + 1 } else { queues.running.len() - 1 };
             let victim = queues.running.remove(last).expect("present: only slot `at` is empty");
+            self.decisions.note(victim.parts().0.id, What::Preempted { by: body.id });
             self.preempt(victim, queues, memory);
         }
         queues.running[at] = Some(running);
@@ -384,11 +477,12 @@ impl Scheduler {
         active.planned = 0;
         let row = active.lease.row();
         self.deltas.retain(|delta| delta.table_row != row);
-        let preempted = match victim {
+        let mut preempted = match victim {
             Running::Prefilling(sequence) => sequence.preempt(memory),
             Running::Decoding(sequence) => sequence.preempt(memory),
             Running::Leaving(_) => unreachable!("requests leave when the step in flight ends"),
         };
+        self.foresee(&mut preempted.body, memory);
         self.n_preemptions += 1;
         queues.wait(Waiting::Preempted(preempted));
     }
@@ -436,26 +530,75 @@ impl Scheduler {
         Share { n_tokens, n_prompt_logit_rows }
     }
 
-    /// Admit waiting requests in order while they fit.
-    fn admit(&mut self, when: When, queues: &mut Queues, memory: &mut Memory, budget: &mut Budget) {
-        while (queues.running.len() as u32) < self.limits.max_num_seqs && budget.tokens > 0 && memory.has_seat() {
-            let Some(head) = queues.waiting.front_mut() else { return };
-            let is_preempted = matches!(head, Waiting::Preempted(_));
+    /// Where the next request to admit waits.
+    fn next_waiting(&mut self, queues: &Queues) -> Option<usize> {
+        if self.policy.is_first_come() {
+            (!queues.waiting.is_empty()).then_some(0)
+        } else {
+            self.turns.next_waiting(queues)
+        }
+    }
+
+    /// Whether the policy keeps new requests waiting. There must be other work, and no prefill they could go along with.
+    fn holds(&self, now_ns: u64, queues: &Queues, budget: &Budget) -> bool {
+        let is_prefilling = |r: &Running| matches!(r, Running::Prefilling(_)) && r.parts().1.planned > 0;
+        let has_work = queues.iter_running().any(|running| running.parts().1.planned > 0);
+        if !has_work || queues.iter_running().any(is_prefilling) {
+            return false;
+        }
+        let mut waiters = queues.waiting.iter().filter_map(|waiting| {
+            let Waiting::Queued(sequence) = waiting else { return None };
+            let (remaining, waited_ns) = (sequence.body.uncached, now_ns.saturating_sub(sequence.body.submitted_ns));
+            Some(Waiter { remaining, waited_ns })
+        });
+        self.policy.holds(budget.tokens.min(self.limits.chunk_cap), &mut waiters)
+    }
+
+    /// Admit waiting requests in order while they fit; says why the next one was not.
+    fn admit(
+        &mut self,
+        when: When,
+        now_ns: u64,
+        queues: &mut Queues,
+        memory: &mut Memory,
+        budget: &mut Budget,
+    ) -> Option<Why> {
+        loop {
+            let at = match self.next_waiting(queues) {
+                Some(at) => at,
+                None => return (!queues.waiting.is_empty()).then_some(Why::NoSeat),
+            };
+            if queues.running.len() as u32 >= self.limits.max_num_seqs || !memory.has_seat() {
+                return Some(Why::NoSeat);
+            }
+            if budget.tokens == 0 {
+                return Some(Why::StepBudget);
+            }
+            let is_preempted = matches!(queues.waiting[at], Waiting::Preempted(_));
+            if !is_preempted && self.holds(now_ns, queues, budget) {
+                return Some(Why::Coalescing);
+            }
+            let head = &mut queues.waiting[at];
             let body = head.body_mut();
             if self.blocked == Some((body.id, memory.releases())) {
-                return;
+                return Some(Why::NoPages);
             }
             self.find_prefix(body, memory);
+            if let Some(load) = self.load(body, memory, queues.running.len() as u32) {
+                queues.load(load);
+                continue;
+            }
             let n_found = self.path.len() as u32;
             let computed = if seeded!(HitIsNotCounted) { 0 } else { n_found * memory.page_tokens() };
             let wanted = body.len();
+            body.uncached = wanted - computed;
             let cap = self.chunk_cap(budget, body.next_prompt_logits().is_some());
             let n_tokens = self.chunk(computed, body.next_mark(computed).unwrap_or(wanted), cap);
             let n_pages = memory.pages_of(with_tail(computed + n_tokens, wanted, memory));
             let n_deltas = n_pages as usize * self.limits.paged_components.len();
             let late_deltas = if when == When::Ahead { self.limits.late_deltas } else { 0 };
             if n_tokens == 0 || self.deltas.len() + n_deltas > (self.limits.max_deltas - late_deltas) as usize {
-                return;
+                return Some(if n_tokens == 0 { Why::StepBudget } else { Why::StepRoom });
             }
             // Whatever comes next must fit too: the first generated token, and all of a request that comes back.
             let foreseen = if is_preempted || computed + n_tokens == wanted {
@@ -467,14 +610,15 @@ impl Scheduler {
             let (foreseen, room) =
                 if seeded!(ReturnNeedsNoRoom) && is_preempted { (n_pages, 0) } else { (foreseen, margin) };
             let n_new = foreseen.max(n_pages) - n_found + room;
-            if margin > 0 && !memory.has_available_beside(&self.path, n_new) {
+            if (margin > 0 || memory.n_loads() > 0) && !memory.has_available_beside(&self.path, n_new) {
                 self.blocked = Some((body.id, memory.releases()));
-                return;
+                return Some(Why::NoPages);
             }
             let max_pages = memory.pages_of(body.max_len) as usize;
             self.n_cut_tokens += u64::from(self.n_cut_pages * memory.page_tokens());
             let lease = Lease::open(memory, &self.path, max_pages);
-            let mut sequence = match queues.waiting.pop_front().expect("looked at above") {
+            self.decisions.note(body.id, What::Admitted { cached: computed, returns: is_preempted });
+            let mut sequence = match queues.waiting.remove(at).expect("looked at above") {
                 Waiting::Queued(sequence) => sequence.admit(lease, computed),
                 Waiting::Preempted(sequence) => sequence.admit(lease, computed),
             };
@@ -496,6 +640,25 @@ impl Scheduler {
         }
     }
 
+    /// Bring back from host memory what lies beyond `path`. Not for ever: what came back can be evicted again before the
+    /// request is admitted.
+    fn load(&self, body: &mut Body, memory: &mut Memory, margin: u32) -> Option<LoadId> {
+        if !memory.has_host() || body.n_loads == LOADS_MAX || !memory.reuses_prefixes() {
+            return None;
+        }
+        let max_pages = self.reusable_pages(body, memory);
+        let load = memory.start_load(&body.namespace, &body.hashes, &body.tokens, max_pages, &self.path, margin)?;
+        body.n_loads += 1;
+        Some(load)
+    }
+
+    /// Whole pages before what a request computes in any case.
+    fn reusable_pages(&self, body: &Body, memory: &Memory) -> usize {
+        let most = body.len() - u32::from(!seeded!(WholePromptIsReused));
+        let reusable = body.next_prompt_logits().unwrap_or(most).min(most);
+        (reusable / memory.page_tokens()) as usize
+    }
+
     /// Fill `path` with the cached pages a request can start from: at least its last token is computed again, and
     /// every token whose logits it still needs to report. Decides where its recurrent state is stored from there on.
     fn find_prefix(&mut self, body: &mut Body, memory: &Memory) {
@@ -505,9 +668,7 @@ impl Scheduler {
         if !memory.reuses_prefixes() {
             return;
         }
-        let most = body.len() - u32::from(!seeded!(WholePromptIsReused));
-        let reusable = body.next_prompt_logits().unwrap_or(most).min(most);
-        let max_pages = (reusable / memory.page_tokens()) as usize;
+        let max_pages = self.reusable_pages(body, memory);
         memory.index.hash_pages(&body.namespace, &body.tokens, max_pages, &mut body.hashes);
         memory.index.find(&body.namespace, &body.hashes, &body.tokens, max_pages, &mut self.path);
         let n_seen = self.path.len() as u32;

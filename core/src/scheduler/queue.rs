@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::sequence::{Active, Body, Decoding, HoldsMemory, Leaving, Preempted, Prefilling, Queued, Rank, Sequence};
-use crate::{bug::seeded, request::RequestId};
+use crate::{bug::seeded, cache::copies::LoadId, request::RequestId};
 
 /// A request that waits.
 #[derive(Debug)]
@@ -29,6 +29,21 @@ impl Waiting {
             Self::Queued(sequence) => &mut sequence.body,
             Self::Preempted(sequence) => &mut sequence.body,
         }
+    }
+}
+
+/// A request that waits for pages to come back from host memory. The pages are the load's; nothing can be done with it
+/// but to let it wait again once the load is over.
+#[derive(Debug)]
+pub struct Loading {
+    load: LoadId,
+    waiting: Waiting,
+}
+
+impl Loading {
+    /// What stays through all states.
+    pub fn body(&self) -> &Body {
+        self.waiting.body()
     }
 }
 
@@ -81,6 +96,8 @@ pub struct Queues {
     pub waiting: VecDeque<Waiting>,
     /// Ascending rank. A slot is empty only while its request changes state.
     pub running: Vec<Option<Running>>,
+    /// Out of `waiting` until their loads are over; others go on meanwhile.
+    pub loading: Vec<Loading>,
 }
 
 impl Queues {
@@ -89,6 +106,7 @@ impl Queues {
         Self {
             waiting: VecDeque::with_capacity(max_waiting as usize + max_running as usize),
             running: Vec::with_capacity(max_running as usize),
+            loading: Vec::new(),
         }
     }
 
@@ -97,6 +115,26 @@ impl Queues {
         let rank = entry.body().rank;
         let at = self.waiting.partition_point(|other| other.body().rank < rank || seeded!(PriorityIsIgnored));
         self.waiting.insert(at, entry);
+    }
+
+    /// Let the first that waits wait for a load.
+    pub fn load(&mut self, load: LoadId) {
+        if let Some(waiting) = self.waiting.pop_front() {
+            self.loading.push(Loading { load, waiting });
+        }
+    }
+
+    /// A load is over: who waited for it waits to be admitted.
+    pub fn loaded(&mut self, load: LoadId) {
+        while let Some(at) = self.loading.iter().position(|entry| entry.load == load) {
+            let entry = self.loading.swap_remove(at);
+            self.wait(entry.waiting);
+        }
+    }
+
+    /// All that wait, for whatever.
+    pub fn iter_waiting(&self) -> impl Iterator<Item = &Body> {
+        self.waiting.iter().map(Waiting::body).chain(self.loading.iter().map(Loading::body))
     }
 
     /// Let an admitted request run.
@@ -108,6 +146,9 @@ impl Queues {
 
     /// Take a waiting request out.
     pub fn take_waiting(&mut self, id: RequestId) -> Option<Waiting> {
+        if let Some(at) = self.loading.iter().position(|entry| entry.body().id == id) {
+            return Some(self.loading.swap_remove(at).waiting);
+        }
         let rank_at = |at: usize| self.waiting.get(at).map(|entry| entry.body().rank);
         let mut at = 0;
         // Ids ascend within a class of priority: from class to class, not from request to request.

@@ -62,10 +62,16 @@ pub struct Body {
     pub cached_tokens: Option<u32>,
     /// Reports so far, if asked for; entry i is about prompt token i + 1.
     pub prompt_logprobs: Option<Vec<TokenLogprobs>>,
+    /// Times it waited for pages from host memory.
+    pub n_loads: u32,
     /// `Started` was delivered.
     pub is_started: bool,
     /// When it was submitted.
     pub submitted_ns: u64,
+    /// While it waits: tokens that the cache did not have when it was last asked.
+    pub uncached: u32,
+    /// See [`super::policy::Prefill`].
+    pub overtaken_steps: u32,
 }
 
 impl Body {

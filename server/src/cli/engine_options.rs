@@ -108,6 +108,16 @@ pub enum GenerationConfig {
     None,
 }
 
+/// Whose prompt is computed first, within a priority class.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum SchedulingPolicy {
+    /// First come, first served
+    #[default]
+    Fcfs,
+    /// Fewest tokens that the prefix cache does not have; see --max-overtaken-steps
+    ShortestPrefill,
+}
+
 /// Guesses per sequence and step, where the user is silent: from the text, which cost nothing to make, and by a model.
 const LOOKUP_TOKENS: u32 = 12;
 const MODEL_TOKENS: u32 = 3;
@@ -150,6 +160,19 @@ pub struct EngineOptions {
     /// Plan a step only when the one before has ended, not while it runs; changes no answer
     #[arg(long)]
     pub disable_overlap_schedule: bool,
+    /// Whose prompt is computed first, within a priority class
+    #[arg(long, alias = "schedule-policy", value_enum, default_value_t)]
+    pub scheduling_policy: SchedulingPolicy,
+    /// With shortest-prefill: after so many steps in which later prompts went first, a prompt is next
+    #[arg(long, default_value_t = 64, value_name = "STEPS")]
+    pub max_overtaken_steps: u32,
+    /// Keep a prompt waiting this long for others to share its forward pass while somebody decodes; 0 = never
+    #[arg(long, default_value_t = 0, value_name = "MS")]
+    pub prefill_coalescing_ms: u32,
+    /// Answer 429 with Retry-After to requests that would start later than this, predicted from queued tokens and
+    /// measured speed. The default is half of what common clients wait for an answer; 0 = queue them all
+    #[arg(long, default_value_t = 300_000, value_name = "MS")]
+    pub max_queue_delay_ms: u32,
     /// Memory for the key/value cache, like 2GiB or 500MB [default: a share of what is free]
     #[arg(long = "memory", value_name = "BYTES", value_parser = bytes)]
     pub memory_bytes: Option<u64>,
@@ -189,9 +212,15 @@ pub struct EngineOptions {
     /// Recurrent states kept at most for the prefix cache, if memory allows [default: four per sequence]
     #[arg(long, value_name = "N")]
     pub prefix_snapshots: Option<u32>,
+    /// Host memory for cached pages and states that leave the device, like 8GiB [default: none]
+    #[arg(long, value_name = "BYTES", value_parser = bytes, conflicts_with = "no_prefix_cache")]
+    pub host_cache_bytes: Option<u64>,
     /// Compute every prompt from its first token
     #[arg(long)]
     pub no_prefix_cache: bool,
+    /// Block events kept for readers; no option of its own, see `serve --kv-events-config`.
+    #[arg(skip)]
+    pub cache_events: u32,
 }
 
 impl EngineOptions {

@@ -95,7 +95,8 @@ mod tests {
                     --max-model-len 256 --max-num-seqs 8 --chunked-prefill-size 64 --step-time-target-ms 20.5 \
                     --memory 1.5GiB --threads 2 --seed 7 --api-key k --log-format json --chat-template t.jinja \
                     --tool-call-parser hermes --reasoning-parser think --drain-timeout-s 5 --max-body-bytes 1000 \
-                    --max-concurrent-requests 9 --no-prefix-cache";
+                    --max-concurrent-requests 9 --no-prefix-cache --scheduling-policy shortest-prefill \
+                    --max-overtaken-steps 5 --prefill-coalescing-ms 40 --max-queue-delay-ms 0 --trace-steps t.json";
         let cli = Cli::try_parse_from(line.split_whitespace()).expect("all known");
         let Command::Serve(args) = cli.command else { panic!("serve") };
         assert_eq!(args.engine.backend_options, [("a".into(), "1".into()), ("b".into(), "x=y".into())]);

@@ -1,6 +1,6 @@
 //! `tokenspeed serve`: bind, load, announce, serve, drain.
 
-use std::{io::Write as _, time::Duration};
+use std::{io::Write as _, path::PathBuf, time::Duration};
 
 use clap::Args;
 
@@ -12,8 +12,10 @@ use crate::{
         server,
         state::{ServerConfig, ServerState},
     },
+    kv_events::{KvEventsArgs, Publisher},
     log::{Log, LogFormat},
     progress::Terminal,
+    step_trace_file::StepTraceFile,
 };
 
 /// Arguments of `serve`.
@@ -52,15 +54,30 @@ pub struct ServeArgs {
     /// Requests answered at once; more get 429
     #[arg(long, default_value_t = 1024, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_concurrent_requests: u32,
+    /// Block events.
+    #[command(flatten)]
+    pub kv_events: KvEventsArgs,
+    /// Write what each step did, for whom and why, as a Chrome trace; open it in Perfetto
+    #[arg(long, value_name = "FILE")]
+    pub trace_steps: Option<PathBuf>,
 }
 
 /// Serve until a signal ends it.
-pub fn run(args: ServeArgs) -> Result<(), CliError> {
+pub fn run(mut args: ServeArgs) -> Result<(), CliError> {
     let log = Log::new(args.log_format);
     if let Some(key) = args.api_keys.iter().find(|key| key.trim().is_empty() || key.trim() != key.as_str()) {
         let what = if key.trim().is_empty() { "an API key is empty" } else { "an API key has blanks around it" };
         return Err(CliError::usage(what, "--api-key or TOKENSPEED_API_KEY", "give each key as one word"));
     }
+    let kv_events = args.kv_events.config()?;
+    if let Some(config) = &kv_events {
+        if args.engine.no_prefix_cache {
+            let hint = "leave one of the two out";
+            return Err(CliError::usage("without a prefix cache there are no block events", "--no-prefix-cache", hint));
+        }
+        args.engine.cache_events = config.max_queue_size;
+    }
+    let trace = args.trace_steps.as_deref().map(StepTraceFile::create).transpose()?;
     let listener = server::bind(&args.host, args.port)?;
     let address = listener
         .local_addr()
@@ -86,6 +103,10 @@ pub fn run(args: ServeArgs) -> Result<(), CliError> {
     let url = server::url(address);
     let result = runtime.block_on(async {
         let mut stop = StopSignals::new()?;
+        let publisher = match kv_events {
+            Some(config) => Some(Publisher::bind(config).await?),
+            None => None,
+        };
         let (loaded_sender, loaded) = tokio::sync::oneshot::channel();
         let engine = args.engine.clone();
         std::thread::spawn(move || {
@@ -99,7 +120,18 @@ pub fn run(args: ServeArgs) -> Result<(), CliError> {
         }));
         tokio::select! {
             loaded = loaded => match loaded {
-                Ok(loaded) => announce(&state, loaded?, &url, log),
+                Ok(loaded) => {
+                    let loaded = loaded?;
+                    if let (Some(publisher), Some(events)) = (publisher, loaded.engine.block_events()) {
+                        let (endpoint, replay) = (&publisher.endpoint, &publisher.replay_endpoint);
+                        log.event("block events", &[("endpoint", endpoint), ("replay", replay)]);
+                        publisher.start(events);
+                    }
+                    if let Some(trace) = &trace {
+                        trace.follow(loaded.engine.clone());
+                    }
+                    announce(&state, loaded, &url, log);
+                }
                 Err(_) => return Err(CliError::new("loading the model failed unexpectedly", args.engine.model.as_str(), "")),
             },
             signal = stop.next() => {
@@ -120,8 +152,14 @@ pub fn run(args: ServeArgs) -> Result<(), CliError> {
             },
             second = stop.next() => {
                 log.event("stopped at once", &[("signal", second)]);
+                if let Some(trace) = trace {
+                    trace.finish();
+                }
                 std::process::exit(130);
             }
+        }
+        if let Some(trace) = trace {
+            trace.finish();
         }
         Ok(())
     });

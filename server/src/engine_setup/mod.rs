@@ -25,12 +25,12 @@ pub use logits::prompt_logits;
 pub use reads::DecodeReads;
 pub use text::load_frontend;
 
-use std::{path::PathBuf, sync::Arc};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use tokenspeed_backend_api::backend::DeviceMonitor;
 use tokenspeed_core::{
     client::Engine,
-    driver::{DriverConfig, EngineHandle},
+    driver::{DriverConfig, EngineHandle, StepRunner},
     engine::EngineConfig,
     load::DeviceProgram,
 };
@@ -119,12 +119,21 @@ pub fn load(options: &EngineOptions, progress: &mut dyn Progress) -> Result<Load
 
 /// As [`load`], with an eye on the device.
 pub fn load_watched(options: &EngineOptions, progress: &mut dyn Progress) -> Result<(Loaded, DeviceMonitor), CliError> {
-    start(options, Shape::Serve, progress)
+    start(options, Shape::Serve, progress, Box::new(|program| Box::new(program)))
+}
+
+/// As [`load`], with something between the engine and the device: what it makes of the loaded program runs the steps.
+pub fn load_between(
+    options: &EngineOptions,
+    progress: &mut dyn Progress,
+    between: Box<dyn FnOnce(DeviceProgram) -> Box<dyn StepRunner>>,
+) -> Result<Loaded, CliError> {
+    start(options, Shape::Serve, progress, between).map(|(loaded, _)| loaded)
 }
 
 /// As [`load`], for prompts of token ids: a model without a tokenizer can be measured too.
 pub fn load_ids_only(options: &EngineOptions, progress: &mut dyn Progress) -> Result<Loaded, CliError> {
-    start(options, Shape::ServeIds, progress).map(|(loaded, _)| loaded)
+    start(options, Shape::ServeIds, progress, Box::new(|program| Box::new(program))).map(|(loaded, _)| loaded)
 }
 
 /// The same without an engine thread: the configuration of the state machine and the program that runs its steps, to be
@@ -142,6 +151,7 @@ fn start(
     options: &EngineOptions,
     shape: Shape,
     progress: &mut dyn Progress,
+    between: Box<dyn FnOnce(DeviceProgram) -> Box<dyn StepRunner>>,
 ) -> Result<(Loaded, DeviceMonitor), CliError> {
     let prepared = Prepared::new(options, shape)?;
     let place = resolve_model(&options.model)?;
@@ -157,15 +167,17 @@ fn start(
     let (config, driver, frontend) = (prepared.engine.clone(), driver_config(options), Arc::clone(&prepared.frontend));
     let monitor = prepared.device.monitor();
     let program = prepared.load(progress)?;
-    let engine = EngineHandle::start(config, driver, Box::new(program)).map_err(|e| {
+    let engine = EngineHandle::start(config, driver, between(program)).map_err(|e| {
         CliError::new(e.to_string(), "", "change --max-model-len, --max-num-seqs, --chunked-prefill-size or --memory")
     })?;
     Ok((Loaded { engine, frontend, info }, monitor))
 }
 
 fn driver_config(options: &EngineOptions) -> DriverConfig {
+    let delay_ms = options.max_queue_delay_ms;
     DriverConfig {
         step_time_target_ms: options.step_time_target_ms,
+        max_queue_delay: (delay_ms > 0).then(|| Duration::from_millis(delay_ms.into())),
         overlap: !options.disable_overlap_schedule,
         ..DriverConfig::default()
     }

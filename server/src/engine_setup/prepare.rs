@@ -15,6 +15,7 @@ use tokenspeed_core::{
     load::{self, DeviceProgram},
     lower::{Capacity, Lowered},
     memory::{MemoryPlan, MemoryRequest, plan_memory},
+    scheduler::policy::{Order, SchedulingConfig},
     speculation::{GUESSES_MAX, SpeculationConfig},
     step::StepCapacity,
 };
@@ -26,7 +27,9 @@ use tokenspeed_models::{
 use super::{GenerationDefaults, backend, draft::Draft, experts::ExpertBudget, text};
 use crate::{
     cli::{
-        engine_options::{Dtype, EngineOptions, GenerationConfig, KvCacheDtype, Mode, SpeculativeAlgorithm},
+        engine_options::{
+            Dtype, EngineOptions, GenerationConfig, KvCacheDtype, Mode, SchedulingPolicy, SpeculativeAlgorithm,
+        },
         model_path::{ModelPath, resolve_model},
     },
     error::CliError,
@@ -134,6 +137,9 @@ impl Prepared {
                 ComponentKind::State { .. } => ComponentConfig::of(c, capacity.states),
             })
             .collect();
+        if let (Some(bytes), Shape::Serve | Shape::ServeIds | Shape::Plan) = (options.host_cache_bytes, shape) {
+            (engine.host_pages, engine.host_states) = host_places(bytes, &memory)?;
+        }
         engine.validate().map_err(|e| CliError::new(e.to_string(), options.model.clone(), ""))?;
         Ok(Self { model, backend, device, graphs, lowered, capacity, memory, experts, engine, frontend, draft })
     }
@@ -167,6 +173,7 @@ impl Prepared {
         };
         progress.finish();
         let program = program.map_err(|e| CliError::new(e.to_string(), "while loading weights", ""))?;
+        let program = program.with_host_cache(self.engine.host_pages, self.engine.host_states);
         Ok(match replay {
             Some(at) => program.with_replay(at),
             None => program,
@@ -251,6 +258,12 @@ impl Prepared {
             "off (--no-prefix-cache)".into()
         };
         t.row("prefix cache", cache);
+        if e.host_pages > 0 {
+            let bytes = u64::from(e.host_pages) * m.page_bytes + u64::from(e.host_states) * m.state_bytes;
+            let tokens = u64::from(e.host_pages) * u64::from(e.block_tokens);
+            let states = if e.host_states > 0 { format!(", {} states", e.host_states) } else { String::new() };
+            t.row("host cache", format!("{tokens} tokens{states}, up to {} of this machine's memory", mib(bytes)));
+        }
         if let Some(s) = &e.speculation {
             let what = match &self.draft {
                 Some((draft, _)) => format!("{}, {} at most", draft.describe(), s.draft_max),
@@ -398,6 +411,15 @@ fn engine_config(
     config.tokenizer_vocab_size = frontend.vocab_size().min(vocab);
     config.eos_ids = frontend.eos_ids().to_vec();
     config.prefix_cache = !options.no_prefix_cache;
+    config.scheduling = SchedulingConfig {
+        order: match options.scheduling_policy {
+            SchedulingPolicy::Fcfs => Order::FirstCome,
+            SchedulingPolicy::ShortestPrefill => Order::ShortestPrefill,
+        },
+        overtaken_steps_max: options.max_overtaken_steps,
+        coalescing_ns: u64::from(options.prefill_coalescing_ms) * 1_000_000,
+    };
+    config.cache_events = options.cache_events;
     config.draft = draft.map(Draft::model);
     let looks_up = shape == Shape::Serve && options.speculative_algorithm == SpeculativeAlgorithm::Ngram;
     if looks_up || draft.is_some() {
@@ -415,6 +437,20 @@ fn engine_config(
     }
     config.secret = [random_u64(), random_u64()];
     Ok(config)
+}
+
+/// Pages and states that so many bytes of host memory hold. A page without a state near its end is as little use as a state
+/// without its pages: half each where there are both.
+fn host_places(bytes: u64, memory: &MemoryPlan) -> Result<(u32, u32), CliError> {
+    let share = if memory.state_bytes > 0 { bytes / 2 } else { bytes };
+    let places = |size: u64| share.checked_div(size).map_or(0, |n| n.min(u64::from(u32::MAX >> 2)) as u32);
+    let (pages, states) = (places(memory.page_bytes), places(memory.state_bytes));
+    if pages == 0 || memory.state_bytes > 0 && states == 0 {
+        let (page, state) = (mib(memory.page_bytes), mib(memory.state_bytes));
+        let what = format!("not one page of {page} and its recurrent state of {state} fit into half of that each");
+        return Err(CliError::usage(what, format!("--host-cache-bytes {bytes}"), "give more, or leave it out"));
+    }
+    Ok((pages, states))
 }
 
 /// Slots for the states of the prefix cache: a second one for each running request, and those to keep.

@@ -1,7 +1,7 @@
 //! The served vocabulary as the library wants it: bytes per token, special tokens marked.
 //!
-//! Works for every tokenizer that can say what bytes a token adds. Special tokens are no text: grammars reach them by id
-//! only. A token without bytes (a hole, a padding id) can never be sampled under a grammar, and neither can one that
+//! Works for every tokenizer that can say what bytes a token adds. Special tokens are no text, and neither are added ones
+//! that stay visible (tags of tool calls, of channels): grammars reach both by id only. A token without bytes (a hole, a padding id) can never be sampled under a grammar, and neither can one that
 //! starts with byte 0xFF, which no UTF-8 text contains and which the library uses as its mark.
 
 use std::sync::Arc;
@@ -59,7 +59,7 @@ impl Vocabulary {
             .map(|id| {
                 let mut bytes = Vec::new();
                 frontend.token_bytes(id, &mut bytes);
-                let is_special = frontend.is_special(id) || eos_ids.binary_search(&id).is_ok();
+                let is_special = frontend.is_markup(id) || eos_ids.binary_search(&id).is_ok();
                 if is_special && !bytes.is_empty() {
                     by_text.push((String::from_utf8_lossy(&bytes).into_owned(), id));
                     bytes.insert(0, TokTrie::SPECIAL_TOKEN_MARKER);
@@ -80,7 +80,7 @@ impl Vocabulary {
         factory.quiet();
         let limits = factory.limits_mut();
         limits.verbose_errors = false;
-        // A tenth of the default: at some 50 per millisecond still more than any schema of a tool needs.
+        // Below the defaults: what compiling may cost, at some 50 units per microsecond, and what one answer may hold.
         limits.initial_lexer_fuel = 400_000;
         limits.max_grammar_size = 200_000;
         limits.max_lexer_states = 50_000;

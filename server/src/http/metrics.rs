@@ -152,7 +152,28 @@ fn write_engine(out: &mut String, engine: &Metrics) {
     gauge(out, "tokenspeed_states_used", "Recurrent states held by requests or the cache.", engine.states_used);
     gauge(out, "tokenspeed_states_cached", "Recurrent states stored in the prefix cache.", engine.states_cached);
     gauge(out, "tokenspeed_states_total", "All slots for recurrent states.", engine.states_total);
+    gauge(out, "tokenspeed_requests_loading", "Sequences waiting for pages from host memory.", engine.loading);
+    gauge(out, "tokenspeed_host_pages_used", "Pages in host memory.", engine.host_pages[0]);
+    gauge(out, "tokenspeed_host_pages_total", "Pages that host memory has room for.", engine.host_pages[1]);
+    gauge(out, "tokenspeed_host_states_used", "Recurrent states in host memory.", engine.host_states[0]);
+    gauge(
+        out,
+        "tokenspeed_host_states_total",
+        "Recurrent states that host memory has room for.",
+        engine.host_states[1],
+    );
     let counter = |out: &mut String, name: &str, help: &str, value: f64| single(out, name, help, "counter", value);
+    counter(out, "tokenspeed_host_stored_pages_total", "Pages copied to host memory.", engine.host_stored as f64);
+    counter(out, "tokenspeed_host_loaded_pages_total", "Pages copied back.", engine.host_loaded as f64);
+    counter(
+        out,
+        "tokenspeed_host_failed_copies_total",
+        "Copies that failed or did not fit their checksum; each was a miss.",
+        engine.host_failed as f64,
+    );
+    let [checked, right] = engine.branches.map(|n| n as f64);
+    counter(out, "tokenspeed_draft_branches_total", "Side branches of guesses that were checked.", checked);
+    counter(out, "tokenspeed_accepted_branches_total", "Of these, the right ones.", right);
     counter(out, "tokenspeed_preemptions_total", "Sequences that were queued again.", engine.preemptions as f64);
     counter(out, "tokenspeed_engine_steps_total", "Forward steps.", engine.steps as f64);
     counter(out, "tokenspeed_engine_step_seconds_total", "Time in steps.", engine.step_ns as f64 / 1e9);

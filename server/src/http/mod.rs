@@ -1,6 +1,6 @@
 //! The HTTP API, over hyper directly.
 //!
-//! Twelve routes need a match, not a framework; and streaming wants a body that polls the engine itself. `docs/api.md`
+//! Thirteen routes need a match, not a framework; and streaming wants a body that polls the engine itself. `docs/api.md`
 //! is the reference for users.
 pub mod auth;
 pub mod body;
@@ -9,6 +9,7 @@ pub mod chat_settings;
 pub mod chunk;
 pub mod collect;
 pub mod completion_request;
+pub mod debug_steps;
 pub mod error;
 pub mod fields;
 pub mod generate;

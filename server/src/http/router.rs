@@ -19,7 +19,7 @@ use serde_json::{Map, Value, json};
 use super::{
     auth,
     body::{self, ResponseBody},
-    chat_request, collect, completion_request,
+    chat_request, collect, completion_request, debug_steps,
     error::ApiError,
     generate::Generation,
     json::parse_object,
@@ -41,6 +41,7 @@ enum Route {
     Tokenize,
     Detokenize,
     FlushCache,
+    DebugSteps,
     Models,
     Model,
     Health,
@@ -57,6 +58,7 @@ impl Route {
             "/tokenize" => Self::Tokenize,
             "/detokenize" => Self::Detokenize,
             "/flush_cache" => Self::FlushCache,
+            "/debug/steps" => Self::DebugSteps,
             "/v1/models" => Self::Models,
             "/health" => Self::Health,
             "/readiness" => Self::Readiness,
@@ -75,6 +77,7 @@ impl Route {
             Some(Self::Tokenize) => "/tokenize",
             Some(Self::Detokenize) => "/detokenize",
             Some(Self::FlushCache) => "/flush_cache",
+            Some(Self::DebugSteps) => "/debug/steps",
             Some(Self::Models) => "/v1/models",
             Some(Self::Model) => "/v1/models/{id}",
             Some(Self::Health) => "/health",
@@ -174,6 +177,14 @@ async fn answer(
         Route::FlushCache => {
             state.serving()?.loaded.engine.flush_cache().map_err(ApiError::conflict)?;
             Ok(json_response(StatusCode::OK, &json!({"flushed": true})))
+        }
+        Route::DebugSteps => {
+            // Not `serving`: what an engine did before it died is worth asking.
+            let Some(ready) = state.loaded() else {
+                return Err(ApiError::unavailable("The model is still loading.", "loading", Some(5)));
+            };
+            let steps = debug_steps::answer(&*ready.loaded.engine, request.uri().query().unwrap_or(""))?;
+            Ok(json_response(StatusCode::OK, &steps))
         }
         Route::Tokenize => {
             let (value, _active) = with_body(state, request, tokenize::tokenize).await?;

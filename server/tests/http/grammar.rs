@@ -352,7 +352,7 @@ fn other_forms_and_their_fields() {
     for fields in [json!({"structured_outputs": {"regex": "^(ab|cd){3}/$"}}), json!({"guided_regex": "(ab|cd){3}/"})] {
         let text = text(complete(fields));
         assert!(
-            text.len() == 7 && text.ends_with('/') && text[..6].as_bytes().chunks(2).all(|p| p == b"ab" || p == b"cd")
+            text.len() == 7 && text.ends_with('/') && text.as_bytes()[..6].chunks(2).all(|p| p == b"ab" || p == b"cd")
         );
     }
     for fields in [
@@ -467,7 +467,7 @@ fn case_21_forced_calls_are_made() {
         let mut streaming = required;
         streaming["stream"] = true.into();
         let streamed = events(&chat(&server, streaming));
-        let finish = streamed.iter().filter_map(|event| event["choices"][0]["finish_reason"].as_str()).last();
+        let finish = streamed.iter().filter_map(|event| event["choices"][0]["finish_reason"].as_str()).next_back();
         assert!(matches!(finish, Some("tool_calls" | "length")), "{finish:?}");
     }
     assert!(made >= 12, "{made} of 16 came to an end");

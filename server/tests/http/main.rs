@@ -4,6 +4,7 @@ mod clients;
 mod grammar;
 mod kimi;
 mod lifecycle;
+mod overload;
 mod response_shape;
 mod support;
 mod terminal;

@@ -86,6 +86,8 @@ fn prefix_cache_silent_no_op() {
                 "{model}: {n} tokens"
             );
         }
+        // Figures are told after the events; what is asked next is answered after both.
+        loaded.engine.flush_cache().expect("nothing runs");
         assert_eq!(loaded.engine.metrics().cached_tokens, u64::from(100 / page * page + 561 / page * page));
     }
 }

@@ -7,8 +7,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
+    cache::copies::{CopyOrder, Direction},
     engine::{ComponentClass, EngineConfig, EngineState, Logits, Pass, Plan},
     request::{Event, RequestId},
+    scheduler::decision::{WAITING_NAMED_MAX, What},
     step::{StepBuffer, StepReader},
 };
 
@@ -42,6 +44,9 @@ pub struct FakeDevice {
     states: Vec<(u32, u64)>,
     /// `[slot, branch]`: what a verify pass left for the replay: tokens before it, and the fingerprint after each of its tokens.
     records: BTreeMap<(u32, u32), (u32, Vec<u64>)>,
+    /// Host memory: each page by component, and states.
+    host_pages: BTreeMap<u32, Vec<Vec<u64>>>,
+    host_states: BTreeMap<u32, (u32, u64)>,
 }
 
 impl FakeDevice {
@@ -55,7 +60,36 @@ impl FakeDevice {
             pages: config.components.iter().map(|c| vec![vec![0; n_slots]; c.n_blocks as usize]).collect(),
             states: vec![(u32::MAX, 0); 1000],
             records: BTreeMap::new(),
+            host_pages: BTreeMap::new(),
+            host_states: BTreeMap::new(),
             config: config.clone(),
+        }
+    }
+
+    /// Copy between the device and host memory. A copy that fails leaves rubbish behind.
+    pub fn copy(&mut self, order: &CopyOrder, is_ok: bool) {
+        let paged: Vec<usize> = self.config.components_of(ComponentClass::Paged).collect();
+        if let Some(ends) = order.page {
+            if order.direction == Direction::Store {
+                let page = paged.iter().map(|&component| self.pages[component][ends.device as usize].clone());
+                let mut page: Vec<Vec<u64>> = page.collect();
+                page.iter_mut().flatten().for_each(|row| *row ^= u64::from(!is_ok));
+                self.host_pages.insert(ends.host, page);
+            } else {
+                for (&component, page) in paged.iter().zip(&self.host_pages[&ends.host]) {
+                    let rows = page.iter().map(|row| row ^ u64::from(!is_ok)).collect();
+                    self.pages[component][ends.device as usize] = rows;
+                }
+            }
+        }
+        if let Some(ends) = order.state {
+            let slot = &mut self.states[ends.device as usize];
+            if order.direction == Direction::Store {
+                self.host_states.insert(ends.host, (slot.0, slot.1 ^ u64::from(!is_ok)));
+            } else {
+                let (tokens, state) = self.host_states[&ends.host];
+                *slot = (tokens, state ^ u64::from(!is_ok));
+            }
         }
     }
 
@@ -217,6 +251,8 @@ pub struct Rig {
     pub step: StepBuffer,
     pub heard: Heard,
     pub now_ns: u64,
+    /// Copies handed out and not ended.
+    pub copies: Vec<CopyOrder>,
     /// Plan every step ahead.
     pub plans_ahead: bool,
     /// Plans made ahead.
@@ -233,6 +269,7 @@ impl Rig {
             engine,
             heard: Heard::new(),
             now_ns: 0,
+            copies: Vec::new(),
             plans_ahead: false,
             n_ahead: 0,
         }
@@ -245,10 +282,59 @@ impl Rig {
     pub fn plan(&mut self) -> Option<Plan> {
         self.now_ns += 1000;
         let plan = self.engine.plan(self.now_ns, &mut self.step);
+        if let Some(plan) = &plan {
+            self.check_decisions(plan);
+        }
         if plan.is_some() && self.plans_ahead {
             self.n_ahead += u64::from(self.engine.plan_ahead());
         }
         plan
+    }
+
+    /// Take over what is to be copied.
+    pub fn take_orders(&mut self) {
+        self.copies.extend(std::iter::from_fn(|| self.engine.next_copy()));
+    }
+
+    /// End one of the copies under way.
+    pub fn end_copy(&mut self, at: usize, is_ok: bool) {
+        let order = self.copies.swap_remove(at);
+        self.device.copy(&order, is_ok);
+        self.engine.copied(order.id, is_ok);
+    }
+
+    /// Carry out all copies.
+    pub fn copy_all(&mut self) -> bool {
+        self.take_orders();
+        let any = !self.copies.is_empty();
+        while !self.copies.is_empty() {
+            self.end_copy(0, true);
+        }
+        any
+    }
+
+    /// Who runs and who waits is written down once each, and adds up.
+    fn check_decisions(&self, plan: &Plan) {
+        let decisions = self.engine.decisions();
+        assert_eq!((decisions.sequence, decisions.planned_ns), (plan.sequence, self.now_ns));
+        // Rows of side branches belong to nobody's count.
+        let branches = self.engine.in_flight.as_ref().map_or(0, |step| step.branch_tokens);
+        assert_eq!(decisions.decode_tokens + branches, plan.n_decode_tokens);
+        assert_eq!(decisions.decode_tokens + decisions.prefill_tokens + branches, plan.n_tokens);
+        let mut said = BTreeMap::new();
+        for decision in &decisions.list {
+            let tokens = match decision.what {
+                What::Prefills { tokens, .. } | What::Decodes { tokens, .. } => tokens,
+                What::Waits(_) => 0,
+                What::Admitted { .. } | What::Preempted { .. } => continue,
+            };
+            assert!(said.insert(decision.id, tokens).is_none(), "{:?} is named twice", decision.id);
+        }
+        for holder in self.engine.holders() {
+            assert_eq!(said.remove(&holder.id), Some(holder.planned));
+        }
+        let waiting = (decisions.waiting as usize).min(WAITING_NAMED_MAX);
+        assert!(said.len() == waiting && said.values().all(|tokens| *tokens == 0), "waiting ones: {said:?}");
     }
 
     pub fn abort(&mut self, id: RequestId) -> bool {

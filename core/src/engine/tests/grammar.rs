@@ -21,14 +21,14 @@ pub struct Toy {
 }
 
 impl Toy {
-    pub fn new(seed: u64, whole_after: usize, fails_after: usize) -> Box<dyn Constraint> {
+    pub fn boxed(seed: u64, whole_after: usize, fails_after: usize) -> Box<dyn Constraint> {
         Box::new(Self { path: vec![seed], whole_after, fails_after })
     }
 
     pub fn allows(&self, id: u32) -> bool {
         let state = *self.path.last().unwrap();
         match id {
-            0 => state % 5 == 0,
+            0 => state.is_multiple_of(5),
             // One id always.
             _ => u64::from(id) == 1 + state % 15 || mix(state, id).is_multiple_of(3),
         }
@@ -88,7 +88,7 @@ fn config() -> EngineConfig {
 fn a_whole_answer_ends_without_another_step() {
     for max_tokens in 1..8 {
         let mut rig = Rig::new(config());
-        let mut request = request(Some(Toy::new(8, 6, 100)), max_tokens);
+        let mut request = request(Some(Toy::boxed(8, 6, 100)), max_tokens);
         // Not before, so that the answer becomes whole.
         request.sampling.logit_bias = vec![(0, -100.0)];
         let id = rig.submit(request);
@@ -110,14 +110,14 @@ fn neighbours_without_a_grammar_hear_what_they_hear_alone() {
         rig.run_to_idle(60);
         rig.heard[&free].clone()
     };
-    assert_eq!(run(None), run(Some(Toy::new(3, 9, 100))));
-    assert_eq!(run(None), run(Some(Toy::new(3, 9, 4))), "not even when it fails");
+    assert_eq!(run(None), run(Some(Toy::boxed(3, 9, 100))));
+    assert_eq!(run(None), run(Some(Toy::boxed(3, 9, 4))), "not even when it fails");
 }
 
 #[test]
 fn a_failing_grammar_ends_its_request_and_leaves_the_cache() {
     let mut rig = Rig::new(config());
-    let id = rig.submit(request(Some(Toy::new(8, 50, 3)), 50));
+    let id = rig.submit(request(Some(Toy::boxed(8, 50, 3)), 50));
     rig.run_to_idle(10);
     let Event::Failed { message } = rig.end(id) else { panic!("{:?}", rig.end(id)) };
     assert_eq!(message, "the grammar of this request failed: too deep");
@@ -132,7 +132,7 @@ fn case_79_guesses_past_the_end_of_the_grammar() {
         let mut rig = Rig::new(EngineConfig { speculation, max_logit_rows: 400, ..config() });
         let ids: Vec<_> = (0..40)
             .map(|seed| {
-                let mut request = request(Some(Toy::new(seed, 3 + seed as usize % 20, 100)), 60);
+                let mut request = request(Some(Toy::boxed(seed, 3 + seed as usize % 20, 100)), 60);
                 // Few ids, so that guesses are often right; repeated, so that there are some.
                 request.prompt = [5, 9, 5, 9, 5, 9, 5, 9].to_vec();
                 request.sampling.logit_bias = (0..20).filter(|id| ![5, 9].contains(id)).map(|id| (id, -4.0)).collect();
@@ -152,7 +152,7 @@ fn case_79_guesses_past_the_end_of_the_grammar() {
 #[test]
 fn masks_made_elsewhere_are_the_same_masks() {
     let mut rig = Rig::new(config());
-    let ids: Vec<_> = (0..6).map(|seed| rig.submit(request(Some(Toy::new(seed, 30, 100)), 20))).collect();
+    let ids: Vec<_> = (0..6).map(|seed| rig.submit(request(Some(Toy::boxed(seed, 30, 100)), 20))).collect();
     let mut aborted = false;
     while let Some(plan) = rig.plan() {
         let mut jobs: Vec<MaskJob> = Vec::new();
@@ -172,7 +172,7 @@ fn masks_made_elsewhere_are_the_same_masks() {
     }
     let mut alone = Rig::new(config());
     for (seed, id) in ids.iter().enumerate() {
-        let same = alone.submit(request(Some(Toy::new(seed as u64, 30, 100)), 20));
+        let same = alone.submit(request(Some(Toy::boxed(seed as u64, 30, 100)), 20));
         alone.run_to_idle(60);
         if seed == 2 {
             assert_eq!(rig.ids(*id)[..], alone.ids(same)[..5]);
@@ -185,7 +185,7 @@ fn masks_made_elsewhere_are_the_same_masks() {
 #[test]
 fn ignore_eos_contradicts_a_grammar() {
     let mut rig = Rig::new(config());
-    let mut request = request(Some(Toy::new(1, 9, 9)), 9);
+    let mut request = request(Some(Toy::boxed(1, 9, 9)), 9);
     request.sampling.ignore_eos = true;
     let error = rig.engine.submit(request, 0).unwrap_err();
     assert!(error.to_string().starts_with("ignore_eos cannot stand together with a grammar"), "{error}");

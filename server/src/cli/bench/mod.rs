@@ -10,6 +10,7 @@ pub mod client;
 pub mod engine;
 pub mod model;
 pub mod plot;
+pub mod policies;
 pub mod report;
 pub mod serve;
 
@@ -26,6 +27,8 @@ pub enum BenchCommand {
     Model(model::BenchModelArgs),
     /// Time single operations of a backend
     Ops(BenchOpsArgs),
+    /// Show what scheduling does to latencies, in virtual time on a machine that is a formula; no model is needed
+    Policies(policies::BenchPoliciesArgs),
 }
 
 /// Arguments of `bench ops`.
@@ -56,5 +59,6 @@ pub fn run(command: BenchCommand) -> Result<(), CliError> {
         BenchCommand::Agentic(args) => agentic::run(*args),
         BenchCommand::Model(args) => model::run(args),
         BenchCommand::Ops(args) => engine_setup::bench_ops(&args),
+        BenchCommand::Policies(args) => policies::run(&args),
     }
 }

@@ -122,7 +122,8 @@ impl ByteStream {
                     arguments: arguments.into(),
                 };
                 let arguments = call["arguments"].to_string();
-                let (first, second) = arguments.split_at(arguments.len() / 2);
+                let middle = arguments.floor_char_boundary(arguments.len() / 2);
+                let (first, second) = arguments.split_at(middle);
                 let name = call["name"].as_str().map(str::to_owned);
                 piece.tool_calls.push(delta(Some(format!("call_{index}")), name, first));
                 piece.tool_calls.push(delta(None, None, second));

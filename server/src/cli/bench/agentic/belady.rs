@@ -19,12 +19,15 @@ pub fn found(requests: &[Path], capacity: usize) -> Option<Vec<usize>> {
         return None;
     }
     let n_pages = requests.iter().flat_map(|path| &path.pages).max().map_or(0, |&most| most as usize + 1);
-    // For each request, when each of its pages is wanted next.
+    // For each request, when each of its pages is wanted next, before it is computed again for nothing.
     let mut wanted = vec![NEVER; n_pages];
     let mut next_uses: Vec<Vec<usize>> = Vec::with_capacity(requests.len());
     for (at, path) in requests.iter().enumerate().rev() {
         next_uses.push(path.pages.iter().map(|&page| wanted[page as usize]).collect());
-        path.pages[..path.n_usable].iter().for_each(|&page| wanted[page as usize] = at);
+        // Pages that this request computes again whatever is cached are worth nothing until then.
+        for (place, &page) in path.pages.iter().enumerate() {
+            wanted[page as usize] = if place < path.n_usable { at } else { NEVER };
+        }
     }
     next_uses.reverse();
 

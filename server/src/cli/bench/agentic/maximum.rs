@@ -67,10 +67,13 @@ mod tests {
         *,
     };
 
+    /// Sent, done, prompt, answer.
+    type Plain = (u64, u64, Vec<u32>, Vec<u32>);
+
     /// As the definition says it, token by token.
-    fn naive(requests: &[(u64, u64, Vec<u32>, Vec<u32>)], page: usize) -> Vec<Maximum> {
+    fn naive(requests: &[Plain], page: usize) -> Vec<Maximum> {
         let shared = |a: &[u32], b: &[u32]| a.iter().zip(b).take_while(|(x, y)| x == y).count();
-        let of = |at: usize, other: &dyn Fn(&(u64, u64, Vec<u32>, Vec<u32>)) -> Option<Vec<u32>>| {
+        let of = |at: usize, other: &dyn Fn(&Plain) -> Option<Vec<u32>>| {
             let prompt = &requests[at].2;
             let longest = requests.iter().filter_map(other).map(|o| shared(prompt, &o)).max().unwrap_or(0);
             longest.min(prompt.len() - 1) / page
@@ -101,7 +104,7 @@ mod tests {
             for at in (1..clock.len()).rev() {
                 clock.swap(at, random.between(0, at as u32) as usize);
             }
-            let mut requests: Vec<(u64, u64, Vec<u32>, Vec<u32>)> = Vec::new();
+            let mut requests: Vec<Plain> = Vec::new();
             for at in 0..n {
                 let (a, b) = (clock[2 * at], clock[2 * at + 1]);
                 // Often a continuation of an older request.

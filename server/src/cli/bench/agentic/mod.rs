@@ -305,10 +305,11 @@ fn passes(target: &dyn Target, args: &BenchAgenticArgs, source: &Source) -> Resu
             ));
         }
         report.passes.push(figures);
-        if concurrency == 1 && report.compared.is_none() {
-            if let Some(judged) = &judged {
-                report.compared = reference::compare(target, &pass, judged, &salt).map_err(failed)?;
-            }
+        if concurrency == 1
+            && report.compared.is_none()
+            && let Some(judged) = &judged
+        {
+            report.compared = reference::compare(target, &pass, judged, &salt).map_err(failed)?;
         }
     }
     Ok(report)

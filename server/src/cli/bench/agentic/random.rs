@@ -8,11 +8,11 @@ impl Random {
     /// Streams of one seed are independent of each other.
     pub fn new(seed: u64, stream: u64) -> Self {
         let mut mixed = Self(seed ^ stream.wrapping_mul(0xD6E8_FEB8_6659_FD93));
-        Self(mixed.next())
+        Self(mixed.bits())
     }
 
     /// Any 64 bits.
-    pub fn next(&mut self) -> u64 {
+    pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -22,12 +22,12 @@ impl Random {
 
     /// In [0, 1).
     pub fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+        (self.bits() >> 11) as f64 / (1u64 << 53) as f64
     }
 
     /// In [low, high].
     pub fn between(&mut self, low: u32, high: u32) -> u32 {
-        low + (self.next() % (u64::from(high.max(low) - low) + 1)) as u32
+        low + (self.bits() % (u64::from(high.max(low) - low) + 1)) as u32
     }
 
     /// Within `share` of `mean`, at least 1.
@@ -54,6 +54,6 @@ mod tests {
         assert_eq!(seen, [true; 4]);
         assert!((0..100).all(|_| (50..=150).contains(&random.around(100, 0.5)) && random.around(1, 0.5) == 1));
         assert!((0..100).all(|_| !random.chance(0.0) && random.chance(1.0)));
-        assert_ne!(Random::new(1, 2).next(), Random::new(1, 3).next());
+        assert_ne!(Random::new(1, 2).bits(), Random::new(1, 3).bits());
     }
 }

@@ -119,7 +119,7 @@ fn measure(target: &dyn Target, turns: &[(usize, f64, f64, f64)], salt: &str) ->
         for _ in 0..repeats {
             stream += 1;
             let mut random = Random::new(0x636F_6C64, stream);
-            let numbers: Vec<u32> = (0..length as usize).map(|_| random.next() as u32).collect();
+            let numbers: Vec<u32> = (0..length as usize).map(|_| random.bits() as u32).collect();
             let prompt = match target.pool() {
                 Some(pool) => Prompt::Ids(numbers.iter().map(|&n| pool[n as usize % pool.len()]).collect()),
                 None => {

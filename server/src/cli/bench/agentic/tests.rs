@@ -1,3 +1,5 @@
+//! A replay against a made-up target: what is counted, compared and shown.
+
 use std::{sync::Mutex, time::Duration};
 
 use super::{

@@ -94,7 +94,7 @@ pub struct Trace {
 pub fn generate(sizes: &Sizes, seed: u64, content: u64) -> Trace {
     let text = |key: u64, n: usize| -> Vec<u32> {
         let mut random = Random::new(seed ^ content.wrapping_mul(0xA076_1D64_78BD_642F), key);
-        (0..n).map(|_| random.next() as u32).collect()
+        (0..n).map(|_| random.bits() as u32).collect()
     };
     let shared = (f64::from(sizes.first) * sizes.shared).round() as usize;
     let system = text(0, shared);

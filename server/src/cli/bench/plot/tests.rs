@@ -1,3 +1,5 @@
+//! Charts as text: what must be in them, and what must not.
+
 use super::*;
 
 fn count(text: &str, what: &str) -> usize {

@@ -1,0 +1,237 @@
+//! The host tier's side of the prefix index: which cached pages have a copy in host memory.
+//!
+//! Both tiers are one tree. A node is on the device, in host memory, or in both, and it stays where it is in the tree when it
+//! moves, so a page is found by its tokens and its whole history wherever it lies. Pages on the device form a prefix of every
+//! path; what lies in host memory alone continues it. A unit is a page, and the recurrent state at its end if there was one.
+//!
+//! Rejected: a second index over hashes alone. Its hits would have to be believed, and parents of other tiers found again.
+//!
+//! Why the oldest unit can always go: a unit becomes the newest of its list when its page leaves the device, deepest page
+//! first, so of two units in host memory alone the one that continues the other is older.
+
+use super::{
+    events::Tier,
+    index::{NodeId, Parent, PrefixIndex},
+    lru::{Lru, NONE},
+    namespace::Namespace,
+    pool::{Handle, HostPage, HostState, Pool},
+};
+use crate::bug::seeded;
+
+/// A copy of a page, and of the state at its end, in host memory.
+#[derive(Debug)]
+pub(super) struct Unit {
+    pub page: Handle<HostPage>,
+    pub state: Option<Handle<HostState>>,
+}
+
+/// Host memory and what is in it.
+#[derive(Debug)]
+pub(super) struct HostMemory {
+    pub pages: Pool<HostPage>,
+    pub states: Pool<HostState>,
+    /// Nodes with a unit that nobody copies from, oldest first.
+    pub units: Lru,
+    /// Of these, the ones with a state.
+    pub with_state: Lru,
+    /// Nodes that were let go on the device and have something there that host memory does not.
+    pub uncopied: Lru,
+}
+
+impl HostMemory {
+    pub fn new(nodes: u32, pages: u32, states: u32) -> Self {
+        let nodes = if pages > 0 { nodes } else { 0 };
+        Self {
+            pages: Pool::new(0, pages),
+            states: Pool::new(0, states),
+            units: Lru::new(nodes),
+            with_state: Lru::new(nodes),
+            uncopied: Lru::new(nodes),
+        }
+    }
+
+    pub fn give(&mut self, unit: Unit) {
+        self.pages.give(unit.page);
+        if let Some(state) = unit.state {
+            self.states.give(state);
+        }
+    }
+}
+
+impl PrefixIndex {
+    /// As [`PrefixIndex::find`], through both tiers.
+    pub(super) fn find_anywhere(
+        &self,
+        namespace: &Namespace,
+        hashes: &[u64],
+        tokens: &[u32],
+        max_pages: usize,
+        path: &mut Vec<NodeId>,
+    ) {
+        path.clear();
+        let mut parent = Parent::Root(namespace.index);
+        for (&hash, page) in hashes.iter().zip(tokens.chunks_exact(self.page_tokens)).take(max_pages) {
+            let Some(node) = self.child(parent, hash, page) else { break };
+            path.push(NodeId(node));
+            parent = Parent::Node(node);
+        }
+    }
+
+    /// A page was let go on the device: it is to be copied if host memory lacks something of it.
+    pub(super) fn offer(&mut self, at: u32) {
+        if self.host.pages.n_total() == 0 {
+            return;
+        }
+        let has_state = self.snapshots.has(at) && self.host.states.n_total() > 0;
+        let node = self.node_mut(at);
+        let is_missing = node.unit.as_ref().is_none_or(|unit| has_state && unit.state.is_none());
+        if is_missing && node.page.is_some() && !node.is_uncopied && node.store == NONE && !node.copy_failed {
+            node.is_uncopied = true;
+            self.host.uncopied.push(at);
+        }
+    }
+
+    pub(super) fn withdraw(&mut self, at: u32) {
+        if std::mem::take(&mut self.node_mut(at).is_uncopied) {
+            self.host.uncopied.remove(at);
+        }
+    }
+
+    /// Room for a unit, with a state or not: free, or that of the unit unused for longest.
+    pub(super) fn take_unit(&mut self, wants_state: bool) -> Option<Unit> {
+        let page = match self.host.pages.take() {
+            Some(page) => page,
+            None => {
+                let oldest = self.host.units.oldest()?;
+                self.drop_unit(oldest);
+                self.host.pages.take().expect("one was given back")
+            }
+        };
+        let mut state = None;
+        if wants_state {
+            state = self.host.states.take();
+            if let (None, Some(at)) = (&state, self.host.with_state.oldest()) {
+                self.host.with_state.remove(at);
+                state = self.node_mut(at).unit.as_mut().and_then(|unit| unit.state.take());
+            }
+        }
+        Some(Unit { page, state })
+    }
+
+    /// A unit has arrived.
+    pub(super) fn attach(&mut self, at: u32, unit: Unit) {
+        if self.node(at).unit.is_some() {
+            self.unlist_unit(at);
+        }
+        let before = self.node_mut(at).unit.replace(unit);
+        match before {
+            Some(before) => self.host.give(before),
+            None => self.announce(at, Tier::Host),
+        }
+        self.list_unit(at);
+    }
+
+    /// As the newest that may go.
+    pub(super) fn list_unit(&mut self, at: u32) {
+        self.host.units.push(at);
+        if self.node(at).unit.as_ref().is_some_and(|unit| unit.state.is_some()) {
+            self.host.with_state.push(at);
+        }
+    }
+
+    pub(super) fn unlist_unit(&mut self, at: u32) {
+        self.host.units.remove(at);
+        if self.node(at).unit.as_ref().is_some_and(|unit| unit.state.is_some()) {
+            self.host.with_state.remove(at);
+        }
+    }
+
+    /// Forget a copy that nobody reads, and the page where there was nothing else.
+    pub(super) fn drop_unit(&mut self, at: u32) {
+        assert_eq!(self.node(at).load, NONE, "a unit that is read is never given up");
+        assert!(self.node(at).unit.is_some(), "what is given up is in host memory");
+        self.unlist_unit(at);
+        let unit = self.node_mut(at).unit.take().expect("looked at above");
+        self.host.give(unit);
+        if !self.is_clearing && !seeded!(RemovalIsNotAnnounced) {
+            self.events.removed(self.node(at).hash, Tier::Host);
+        }
+        if self.node(at).page.is_none() {
+            self.unlink(at);
+        }
+    }
+
+    /// Forget everything in host memory that continues a page.
+    pub(super) fn drop_continuations(&mut self, at: u32) {
+        loop {
+            let mut last = self.node(at).first_child;
+            if last == NONE {
+                return;
+            }
+            while self.node(last).first_child != NONE {
+                last = self.node(last).first_child;
+            }
+            self.drop_unit(last);
+        }
+    }
+
+    /// Forget a copy that turned out to be bad: the page too if it is nowhere else, with all that continues it.
+    pub(super) fn drop_bad_unit(&mut self, at: u32) {
+        if self.node(at).page.is_none() {
+            self.drop_continuations(at);
+        }
+        self.drop_unit(at);
+    }
+
+    /// Whether a state is stored at the end of a page in host memory.
+    pub(super) fn has_host_state(&self, NodeId(at): NodeId) -> bool {
+        self.node(at).unit.as_ref().is_some_and(|unit| unit.state.is_some())
+    }
+
+    /// Check the host side's lists and counts; `in_flight` are the units of copies under way.
+    pub(super) fn check_host<'a>(&'a self, in_flight: impl Iterator<Item = &'a Unit> + Clone) -> Result<(), String> {
+        let units = || self.nodes.iter().flatten().filter_map(|node| node.unit.as_ref()).chain(in_flight.clone());
+        self.host.pages.check(units().map(|unit| unit.page.index()))?;
+        self.host.states.check(units().filter_map(|unit| unit.state.as_ref()).map(Handle::index))?;
+        let place = |list: &Lru| {
+            let mut place = vec![None; self.nodes.len()];
+            list.iter().enumerate().for_each(|(i, at)| place[at as usize] = Some(i));
+            place
+        };
+        let (units, with_state, uncopied) =
+            (place(&self.host.units), place(&self.host.with_state), place(&self.host.uncopied));
+        for (at, node) in self.nodes.iter().enumerate() {
+            let Some(node) = node else {
+                if units[at].is_some() || with_state[at].is_some() || uncopied[at].is_some() {
+                    return Err(format!("node {at} is not in use and on a list of the host tier"));
+                }
+                continue;
+            };
+            let is_listed = node.unit.is_some() && node.load == NONE;
+            let has_state = node.unit.as_ref().is_some_and(|unit| unit.state.is_some());
+            if units[at].is_some() != is_listed || with_state[at].is_some() != (is_listed && has_state) {
+                return Err(format!("the unit of node {at} is on the wrong side of a list"));
+            }
+            if uncopied[at].is_some() != node.is_uncopied || node.is_uncopied && node.page.is_none() {
+                return Err(format!("node {at} is on the wrong side of the list of pages to copy"));
+            }
+            if node.page.is_none() {
+                if node.unit.is_none() || node.pins > 0 {
+                    return Err(format!("node {at} is nowhere, or held without a page"));
+                }
+                if let Parent::Node(parent) = node.parent {
+                    let order = (units[at], units[parent as usize]);
+                    let before = self.node(parent);
+                    if before.page.is_none() && matches!(order, (Some(own), Some(theirs)) if own > theirs) {
+                        return Err(format!("the unit of node {at} would outlive the one it continues"));
+                    }
+                }
+            } else if let Parent::Node(parent) = node.parent
+                && self.node(parent).page.is_none()
+            {
+                return Err(format!("node {at} is on the device, and the page it continues is not"));
+            }
+        }
+        Ok(())
+    }
+}
