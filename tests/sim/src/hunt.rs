@@ -42,10 +42,10 @@ pub fn expected(bug: Bug) -> &'static [Check] {
         | Bug::ReleaseWakesNobody => &[Assertion],
         Bug::HitIsNotCounted => &[Table, Assertion],
         Bug::FoundPagesAreNotAnnounced => &[Page, Table],
-        Bug::RenumberedPageIsNotAnnounced | Bug::UncomputedPageIsPublished | Bug::PageAtTheBoundaryIsForgotten => {
-            &[Table]
-        }
-        Bug::SaltIsIgnored | Bug::EmptySaltIsNoSalt | Bug::DoubtfulPagesStayCached => &[Page],
+        Bug::RenumberedPageIsNotAnnounced | Bug::PageAtTheBoundaryIsForgotten => &[Table],
+        Bug::UncomputedPageIsPublished => &[Table, Page],
+        Bug::SaltIsIgnored | Bug::EmptySaltIsNoSalt => &[Page, State],
+        Bug::DoubtfulPagesStayCached => &[Page],
         Bug::PageIsFoundWithoutItsHistory => &[Page, Conservation],
         Bug::NothingIsEverFound | Bug::OutputIsNotPublished | Bug::SnapshotsAreNeverKept => &[Hit],
         Bug::PreemptedLosesItsLastToken => &[Assertion, Step, Heard],
