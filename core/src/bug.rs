@@ -108,6 +108,10 @@ mod switch {
         ReplayReadsWhatItWrites: "States are advanced from the slot written, not from the committed one.",
         GuessesPassTheBoundary: "Guesses go on over a page boundary, where a state should have been kept.",
         GuessesOverwriteTheKeptState: "A step that may end off the boundary is planned as if all its guesses were right.",
+        BranchesShareCacheRows: "All side branches of a request are computed in the same cache rows.",
+        BranchIsNotMoved: "The cache rows of a right side branch stay where they were computed.",
+        BranchLogitsAreTheChains: "Tokens of a side branch are sampled from the chain's logits.",
+        DraftRowsOutliveTheirPage: "A page taken for writing counts as having its draft rows, if it once had some.",
         RemovalIsNotAnnounced: "A page is evicted and no event says so.",
         AnnouncedParentIsWrong: "Every stored page is announced as the first of a text.",
     }

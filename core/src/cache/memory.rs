@@ -83,7 +83,7 @@ impl Memory {
                 self.without_snapshot(evicted)
             }
         };
-        self.drafted[page.index() as usize] = false;
+        self.drafted[page.index() as usize] &= seeded!(DraftRowsOutliveTheirPage);
         Some(page)
     }
 

@@ -146,6 +146,7 @@ impl Taker<'_, '_> {
         let n_drafts = body.drafts.len();
         let branch = side.map(|at| &body.drafts.branches.open()[at]);
         let (fork, offset) = (branch.map(|branch| branch.fork), branch.map_or(0, |branch| branch.offset));
+        let offset = if seeded!(BranchIsNotMoved) { 0 } else { offset };
         if self.verifies && n_drafts > 0 || branch.is_some() {
             let slots = active.lease.state_slots().unwrap_or((0, 0));
             let mut end = active.computed + active.planned - n_drafts + accepted;
@@ -190,7 +191,8 @@ impl Taker<'_, '_> {
         let is_verified = self.verifies && !body.drafts.is_empty();
         let logits = if is_verified { self.logits.verify } else { self.logits.forward };
         let n_before = if seeded!(PromptRowsShiftTheSample) { 0 } else { active.n_prompt_logit_rows };
-        let at = match side.map(|at| &body.drafts.branches.open()[at]) {
+        let branch = side.filter(|_| !seeded!(BranchLogitsAreTheChains)).map(|at| &body.drafts.branches.open()[at]);
+        let at = match branch {
             None => active.first_logit_row + n_before + n,
             Some(branch) => branch.first_logit_row + n - branch.fork - 1,
         };

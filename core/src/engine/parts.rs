@@ -138,7 +138,7 @@ impl StepParts {
             (branch.offset, branch.first_logit_row) = (offset, self.logit_rows.len() as u32);
             let end = query_start + query_len;
             self.logit_rows.extend(end - branch.ids.len() as u32..end);
-            offset += query_len;
+            offset += if seeded!(BranchesShareCacheRows) { 0 } else { query_len };
             self.branch_tokens += query_len;
             pairs += u64::from(query_len) * u64::from(active.computed + query_len);
         }

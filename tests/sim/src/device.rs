@@ -7,6 +7,8 @@
 //!
 //! Rejected: a fake below `StepRunner`, which would leave lowering, programs, the walker and the table untested.
 
+mod branches;
+mod draft;
 mod memory;
 mod ops;
 mod recurrent;
@@ -57,7 +59,7 @@ impl BackendImpl for Sim {
             page_tokens: None,
             host_mapped: true,
             exclusive: false,
-            branch_rows: false,
+            branch_rows: true,
         })
     }
 

@@ -84,6 +84,18 @@ pub struct Tally {
     pub accepted: u64,
     /// Rows whose state was advanced over right guesses.
     pub replays: u64,
+    /// Passes of draft models.
+    pub draft_passes: u64,
+    /// Rows of these.
+    pub draft_rows: u64,
+    /// Of the right guesses, those of draft models.
+    pub right_drafts: u64,
+    /// Side branches checked.
+    pub branches: u64,
+    /// Of these, right ones.
+    pub right_branches: u64,
+    /// Cache rows of right ones, moved to their places.
+    pub moves: u64,
     /// Runs of other configurations.
     pub variants: u64,
 }
@@ -107,6 +119,12 @@ impl std::ops::AddAssign for Tally {
         self.guesses += o.guesses;
         self.accepted += o.accepted;
         self.replays += o.replays;
+        self.draft_passes += o.draft_passes;
+        self.draft_rows += o.draft_rows;
+        self.right_drafts += o.right_drafts;
+        self.branches += o.branches;
+        self.right_branches += o.right_branches;
+        self.moves += o.moves;
         self.variants += o.variants;
     }
 }
@@ -171,8 +189,10 @@ impl Ears {
             Some(EarlyEnd::FailAll(message)) => Event::Failed { message: message.clone() },
             _ => match world.poisoned {
                 // A row behind a wrong guess is not looked at.
-                Some((which, len, token))
-                    if which == id && len as usize <= asked.alone.tokens().len() && asked.alone.needs_logits() =>
+                Some((which, len, token, fingerprint))
+                    if which == id
+                        && world.truths[&id].prefix.get(len as usize) == Some(&fingerprint)
+                        && asked.alone.needs_logits() =>
                 {
                     alone::failed(SampleError::NotFinite { id: token })
                 }

@@ -5,10 +5,11 @@ use tokenspeed_backend_api::exec::Via;
 use tokenspeed_core::{
     engine::{ComponentClass, ComponentConfig, EngineConfig, Pass},
     request::SamplingParams,
-    speculation::{DRAFT_MAX, SpeculationConfig},
+    speculation::{BRANCHES_MAX, DRAFT_MAX, DraftModel, SpeculationConfig},
 };
 
 use crate::{
+    graph::DRAFT,
     rng::Rng,
     scenario::{Abort, Arrival, Fault, LoadFault, Origin, Scenario, Text},
     world::StepFault,
@@ -46,7 +47,7 @@ pub fn scenario(seed: u64) -> Scenario {
         via: if rng.one_in(4) { Via::Walker } else { Via::Program },
         refuses_fused: rng.one_in(4),
         overlaps: Rng::new(seed, 2).one_in(2),
-        faults: faults(rng, last_tick, mood),
+        faults: of_drafts(seed, &config, faults(rng, last_tick, mood)),
         load_faults: load_faults(rng),
         repeats: rng.one_in(16),
         varies: !is_long && rng.one_in(10),
@@ -108,13 +109,13 @@ struct Feature {
 
 /// What a seed switches on or leaves off, each drawn from a stream of its own: one more at the end changes nothing in the
 /// seeds that do not have it.
-const FEATURES: [Feature; 3] = [
+const FEATURES: [Feature; 5] = [
     // A second paged component.
     Feature {
         one_in: |_| 3,
         add: |rng, config| {
             let (class, n_blocks) = (ComponentClass::Paged, config.components[0].n_blocks + rng.below(3));
-            config.components.push(ComponentConfig { name: "draft".into(), class, n_blocks });
+            config.components.push(ComponentConfig { name: DRAFT.into(), class, n_blocks });
         },
     },
     // A recurrent state, with few slots or some to spare.
@@ -142,7 +143,49 @@ const FEATURES: [Feature; 3] = [
             config.max_logit_rows += rng.pick(&[0, 20, 100]);
         },
     },
+    // Trees of guesses.
+    Feature {
+        one_in: |mood| if mood == Mood::Guessing { 2 } else { 3 },
+        add: |rng, config| {
+            if let Some(speculation) = &mut config.speculation {
+                speculation.branches = rng.between(1, BRANCHES_MAX);
+                make_room(config, rng.pick(&[0, 20, 100]));
+            }
+        },
+    },
+    // A draft model makes the guesses.
+    Feature {
+        one_in: |mood| if mood == Mood::Guessing { 2 } else { 3 },
+        add: |rng, config| {
+            if config.speculation.is_some() {
+                add_draft(config);
+                make_room(config, rng.pick(&[0, 20, 100]));
+            }
+            if let (Some(draft), true) = (&mut config.draft, rng.one_in(3)) {
+                // Columns for some of the ids, and for some that are none.
+                let (n, first) = (rng.between(1, config.vocab_size), rng.below(config.vocab_size));
+                let ids: Vec<u32> = (first..first + n).map(|id| id % config.vocab_size).collect();
+                (draft.vocab_size, draft.token_ids) = (n, Some(ids.into()));
+            }
+        },
+    },
 ];
+
+/// Let steps have more tokens and rows of logits.
+fn make_room(config: &mut EngineConfig, tokens: u32) {
+    config.max_batch_tokens += tokens;
+    config.max_logit_rows += tokens;
+}
+
+/// A draft model that knows all tokens, with its component of the cache.
+pub(crate) fn add_draft(config: &mut EngineConfig) {
+    if config.components.iter().all(|component| component.name != DRAFT) {
+        let paged = config.components_of(ComponentClass::Paged).next().expect("one component is paged");
+        let n_blocks = config.components[paged].n_blocks;
+        config.components.push(ComponentConfig { name: DRAFT.into(), class: ComponentClass::Paged, n_blocks });
+    }
+    config.draft = Some(DraftModel { vocab_size: config.vocab_size, token_ids: None });
+}
 
 /// What the requests of a seed have in common.
 struct Habits {
@@ -301,6 +344,20 @@ fn faults(rng: &mut Rng, last_tick: u32, mood: Mood) -> Vec<(u32, Fault)> {
     some(rng, 3, &[10, 30], &|rng| Fault::StepTokens(rng.pick(&[0, 1, 7, 40, u32::MAX])));
     some(rng, 4, &[15, 50], &|_| Fault::Flush);
     faults.sort_by_key(|(tick, _)| *tick);
+    faults
+}
+
+/// With a draft model, some of the faults hit its passes.
+fn of_drafts(seed: u64, config: &EngineConfig, mut faults: Vec<(u32, Fault)>) -> Vec<(u32, Fault)> {
+    let rng = &mut Rng::new(seed, 3);
+    for (_, fault) in &mut faults {
+        if let Fault::Step(_, pass) = fault
+            && config.draft.is_some()
+            && rng.one_in(2)
+        {
+            *pass = rng.pick(&[Pass::DraftFirst, Pass::DraftNext]);
+        }
+    }
     faults
 }
 

@@ -18,9 +18,22 @@ const GATE: u64 = 3;
 const KEPT: u64 = 3 * 4 + GATE + 1;
 
 /// The passes of an engine, in the order of the loaded programs.
-pub fn passes(config: &EngineConfig) -> &'static [Pass] {
-    if config.verifies() { &[Pass::Forward, Pass::Verify, Pass::Replay] } else { &[Pass::Forward] }
+pub fn passes(config: &EngineConfig) -> Vec<Pass> {
+    let mut passes = vec![Pass::Forward];
+    if config.verifies() {
+        passes.push(Pass::Verify);
+    }
+    if config.verifies() || config.branch_rows() > 0 {
+        passes.push(Pass::Replay);
+    }
+    if config.draft.is_some() {
+        passes.extend([Pass::DraftFirst, Pass::DraftNext]);
+    }
+    passes
 }
+
+/// Name of the draft model's component; without a draft model, it is one more of the target's.
+pub const DRAFT: &str = "draft";
 
 /// The graph of a pass over the components of `config`.
 pub fn graph(config: &EngineConfig, pass: Pass) -> Graph {
@@ -30,8 +43,7 @@ pub fn graph(config: &EngineConfig, pass: Pass) -> Graph {
     b.op(OpKind::TableUpdate, 0, &tables, "table_update");
     match pass {
         Pass::Replay => b.replay(),
-        Pass::Forward | Pass::Verify => b.tokens(),
-        Pass::DraftFirst | Pass::DraftNext => unreachable!("draft models are not simulated here"),
+        Pass::Forward | Pass::Verify | Pass::DraftFirst | Pass::DraftNext => b.tokens(),
     }
     b.g
 }
@@ -51,8 +63,8 @@ impl Builder<'_> {
                 ComponentClass::Paged => ComponentKind::Paged { tensors: vec![tensor("row", &ROW)] },
                 ComponentClass::State => {
                     let mut tensors = vec![tensor("state", &[1, 4, 4])];
-                    if let Some(speculation) = self.config.speculation {
-                        let n_tokens = u64::from(speculation.draft_max) + 1;
+                    if self.config.verifies() {
+                        let n_tokens = u64::from(self.config.candidates());
                         tensors.extend([tensor("record", &[n_tokens, KEPT]), tensor("window", &[1, 12])]);
                     }
                     ComponentKind::State { tensors }
@@ -72,14 +84,32 @@ impl Builder<'_> {
         self.g.value(name, Vary::Tokens, &ROW, DType::F32)
     }
 
+    fn is_drafting(&self) -> bool {
+        matches!(self.pass, Pass::DraftFirst | Pass::DraftNext)
+    }
+
+    /// Numbers of the components that the model of this pass reads and writes.
+    fn own_components(&self) -> Vec<usize> {
+        let is_own = |at: &usize| {
+            let is_drafts = self.config.draft.is_some() && self.config.components[*at].name == DRAFT;
+            is_drafts == self.is_drafting()
+        };
+        (0..self.config.components.len()).filter(is_own).collect()
+    }
+
     /// From token ids to logits.
     fn tokens(&mut self) {
         let vocab_size = u64::from(self.config.vocab_size);
+        let (head, n_columns) = match &self.config.draft {
+            Some(draft) if self.is_drafting() => ("draft head", u64::from(draft.vocab_size)),
+            _ => ("head", vocab_size),
+        };
         let embedding = self.g.weight("embedding", &[vocab_size, 4], DType::F32);
         let x = self.value("x");
         self.op(OpKind::Embedding, 0, &[embedding, x], "embedding");
         let mut ways = Vec::new();
-        for (component, spec) in self.config.components.iter().enumerate() {
+        for component in self.own_components() {
+            let spec = &self.config.components[component];
             let y = self.value(&spec.name);
             match spec.class {
                 ComponentClass::Paged => self.pages(component, x, y),
@@ -98,8 +128,8 @@ impl Builder<'_> {
         self.op(OpKind::SigmoidMul, 0, &[z, z, gated], "gate");
         let last = self.g.value("last", Vary::LogitRows, &ROW, DType::F32);
         self.op(OpKind::RowGather, 0, &[gated, last], "gather");
-        let head = self.g.weight("head", &[vocab_size, 4], DType::F32);
-        let logits = self.g.value("logits", Vary::LogitRows, &[vocab_size], DType::F32);
+        let head = self.g.weight(head, &[n_columns, 4], DType::F32);
+        let logits = self.g.value("logits", Vary::LogitRows, &[n_columns], DType::F32);
         self.op(OpKind::Gemm, 0, &[last, head, logits], "head");
         if let Ref::Value(at) = logits {
             self.g.logits = Some(at);
@@ -126,9 +156,21 @@ impl Builder<'_> {
         }
     }
 
+    /// States are advanced over right guesses, and the rows of a right side branch moved to their places.
     fn replay(&mut self) {
-        let is_state = |at: &usize| self.config.components[*at].class == ComponentClass::State;
-        let component = (0..self.config.components.len()).find(is_state).expect("only a model with a state replays");
+        if let Some(component) = self.config.components_of(ComponentClass::State).next() {
+            self.replay_state(component);
+        }
+        if self.config.branch_rows() > 0 {
+            let is_paged = |at: &usize| self.config.components[*at].class == ComponentClass::Paged;
+            for component in self.own_components().into_iter().filter(is_paged) {
+                let operands = [Ref::Cache { component, tensor: 0 }, Ref::Table { component }];
+                self.op(OpKind::KvMove, component as i64, &operands, "move");
+            }
+        }
+    }
+
+    fn replay_state(&mut self, component: usize) {
         let [state, record, window] = [0, 1, 2].map(|tensor| Ref::Cache { component, tensor });
         let mut weight = |name: &str, dims: &[u64]| self.g.weight(name, dims, DType::F32);
         let [wq, wk, wv] = ["wq", "wk", "wv"].map(|name| weight(name, &[4, 2]));

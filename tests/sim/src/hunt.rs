@@ -42,10 +42,10 @@ pub fn expected(bug: Bug) -> &'static [Check] {
         | Bug::ReleaseWakesNobody => &[Assertion],
         Bug::HitIsNotCounted => &[Table, Assertion],
         Bug::FoundPagesAreNotAnnounced => &[Page, Table],
-        Bug::RenumberedPageIsNotAnnounced | Bug::UncomputedPageIsPublished | Bug::PageAtTheBoundaryIsForgotten => {
-            &[Table]
-        }
-        Bug::SaltIsIgnored | Bug::EmptySaltIsNoSalt | Bug::DoubtfulPagesStayCached => &[Page],
+        Bug::RenumberedPageIsNotAnnounced | Bug::PageAtTheBoundaryIsForgotten => &[Table],
+        Bug::UncomputedPageIsPublished => &[Table, Page],
+        Bug::SaltIsIgnored | Bug::EmptySaltIsNoSalt => &[Page, State],
+        Bug::DoubtfulPagesStayCached => &[Page],
         Bug::PageIsFoundWithoutItsHistory => &[Page, Conservation],
         Bug::NothingIsEverFound | Bug::OutputIsNotPublished | Bug::SnapshotsAreNeverKept => &[Hit],
         Bug::PreemptedLosesItsLastToken => &[Assertion, Step, Heard],
@@ -59,7 +59,11 @@ pub fn expected(bug: Bug) -> &'static [Check] {
         Bug::ReplayOneTokenShort | Bug::RejectedGuessIsReplayed | Bug::ReplayReadsWhatItWrites => &[Step],
         Bug::GuessesPassTheBoundary | Bug::GuessesOverwriteTheKeptState => &[Hit],
         Bug::RejectedGuessCounts => &[Step, Assertion, Order],
-        Bug::WrongGuessIsAccepted => &[Heard],
+        Bug::WrongGuessIsAccepted => &[Heard, State, Page],
+        Bug::BranchesShareCacheRows => &[Table],
+        Bug::BranchIsNotMoved => &[Page, State],
+        Bug::BranchLogitsAreTheChains => &[Heard],
+        Bug::DraftRowsOutliveTheirPage => &[Page],
         Bug::ChunkEndsOffTheGrid => &[Step, Assertion],
         Bug::LaterChunkStartsFromScratch
         | Bug::StateCountLagsBehind

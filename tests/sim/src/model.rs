@@ -12,7 +12,7 @@ use tokenspeed_backend_api::{
     support::Support,
 };
 use tokenspeed_core::{
-    engine::{ComponentClass, EngineConfig},
+    engine::{ComponentClass, EngineConfig, Pass},
     load::{DeviceProgram, LoadError, Plan, load},
     lower::{Capacity, LowerError, lower},
 };
@@ -68,7 +68,8 @@ pub fn open(
     let number = number.to_string();
     let options = [("world", number.as_str()), ("refuse", choice.refuse.unwrap_or("")), ("prepare", choice.prepare)];
     let device: Device = backend.open(0, &options).map_err(|e| OpenError::Load(e.into()))?;
-    let graphs = graph::passes(config).iter().map(|pass| graph::graph(config, *pass)).collect::<Vec<_>>();
+    let passes = graph::passes(config);
+    let graphs = passes.iter().map(|pass| graph::graph(config, *pass)).collect::<Vec<_>>();
     let blocks = |class| config.components_of(class).map(|at| config.components[at].n_blocks).max();
     let ts_bucket { max_tokens, max_rows, max_logit_rows, .. } = config.bucket();
     let capacity = Capacity {
@@ -91,5 +92,14 @@ pub fn open(
     let lowered = lowered.collect::<Result<Vec<_>, _>>().map_err(OpenError::Lower)?;
     let graphs: Vec<&Graph> = graphs.iter().collect();
     let plan = Plan { graphs: &graphs, lowered: &lowered, capacity, step_bytes, via: Some(choice.via) };
-    load(device, &plan, Arc::new(NoWeights), &mut |_, _| {}).map_err(OpenError::Load)
+    let program = load(device, &plan, Arc::new(NoWeights), &mut |_, _| {}).map_err(OpenError::Load)?;
+    let at = |wanted| passes.iter().position(|pass| *pass == wanted);
+    let program = match at(Pass::Replay) {
+        Some(replay) => program.with_replay(replay),
+        None => program,
+    };
+    Ok(match (at(Pass::DraftFirst), at(Pass::DraftNext)) {
+        (Some(first), Some(next)) => program.with_draft(first, next),
+        _ => program,
+    })
 }

@@ -5,6 +5,7 @@ use tokenspeed_core::request::SamplingParams;
 
 use crate::{
     check::Failure,
+    graph::DRAFT,
     scenario::{Arrival, Origin, Scenario},
     simulate::examine,
 };
@@ -70,7 +71,7 @@ fn remove_parts<T>(best: &mut (Scenario, Failure), attempt: Attempt<'_>, list: f
     }
 }
 
-const WHOLE: [fn(&mut Scenario); 14] = [
+const WHOLE: [fn(&mut Scenario); 16] = [
     |s| s.repeats = false,
     |s| s.varies = false,
     |s| s.load_faults.clear(),
@@ -80,9 +81,14 @@ const WHOLE: [fn(&mut Scenario); 14] = [
     |s| s.arrivals.iter_mut().for_each(|arrival| arrival.tick /= 2),
     |s| s.faults.iter_mut().for_each(|(tick, _)| *tick /= 2),
     |s| s.config.max_num_seqs = (s.config.max_num_seqs / 2).max(1),
-    |s| s.config.speculation = None,
+    |s| (s.config.speculation, s.config.draft) = (None, None),
+    |s| s.config.draft = None,
+    |s| s.config.speculation.iter_mut().for_each(|speculation| speculation.branches = 0),
     |s| s.config.speculation.iter_mut().for_each(|speculation| speculation.draft_max = 1),
-    |s| s.config.components.retain(|component| component.name != "draft"),
+    |s| {
+        s.config.draft = None;
+        s.config.components.retain(|component| component.name != DRAFT);
+    },
     |s| s.config.components.retain(|component| component.name != "kda"),
     |s| s.config.table_rows = s.config.max_num_seqs,
 ];

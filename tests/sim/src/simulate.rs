@@ -5,6 +5,7 @@
 //! must end within a bound, memory must be as at the start, and a flush must leave nothing.
 
 mod boot;
+mod drafting;
 mod ending;
 mod passes;
 mod promise;
@@ -32,7 +33,7 @@ use crate::{
     model,
     scenario::{Arrival, Fault, Scenario},
     watch::{Rank, Watch},
-    world::{Held, Registered, StepFault},
+    world::{Held, Registered, StepFault, World},
 };
 use boot::{boot, load_faults, sizes};
 use passes::FaultyPass;
@@ -76,6 +77,10 @@ pub fn run(backend: &Backend, scenario: &Scenario) -> Result<Outcome, Failure> {
         let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
         Err(Failure::new(Check::Assertion, text.unwrap_or("a panic without words")))
     })
+}
+
+fn held(h: &Holder) -> Held {
+    Held { id: h.id, table_row: h.table_row, computed: h.computed, planned: h.planned }
 }
 
 struct Simulation<'s> {
@@ -212,7 +217,9 @@ impl<'s> Simulation<'s> {
             Ok(()) => {
                 self.take_in(plan);
                 self.heard()?;
-                self.replay(fault)?;
+                if self.replay(fault)? {
+                    self.draft(fault)?;
+                }
             }
             Err(message) => self.fail_all(fault, message)?,
         }
@@ -261,6 +268,8 @@ impl<'s> Simulation<'s> {
         })?;
         let mut world = self.registered.world.lock();
         world.truths.retain(|id, _| holders.iter().any(|holder| holder.id == *id) || !ears.asked[id].is_over);
+        let World { ahead, truths, .. } = &mut *world;
+        ahead.retain(|id, _| truths.contains_key(id));
         drop(world);
         self.promises.looked_at(&metrics);
         self.promises.ended(ears);
@@ -282,7 +291,6 @@ impl<'s> Simulation<'s> {
 
     fn tell_world(&mut self, holders: &[Holder]) {
         let mut world = self.registered.world.lock();
-        let held = |h: &Holder| Held { id: h.id, table_row: h.table_row, computed: h.computed, planned: h.planned };
         world.begin_turn(holders.iter().map(held).collect());
         world.cached_pages = self.engine.cached_pages().collect();
         world.cached_states = self.engine.cached_states().collect();

@@ -89,6 +89,10 @@ pub struct Sizes {
     pub block_tokens: u32,
     /// Guesses of a request in a step, at most.
     pub draft_max: u32,
+    /// Side branches of a request in a step, at most.
+    pub branches: u32,
+    /// A draft model makes the guesses.
+    pub drafts: bool,
     /// Chunks that do not complete what is wanted end on multiples of this.
     pub chunk_grid: u32,
     /// Most tokens of a chunk.
@@ -115,8 +119,12 @@ pub struct World {
     pub sizes: Sizes,
     /// Histories of all requests that have not ended, or are still in a step.
     pub truths: BTreeMap<RequestId, Truth>,
-    /// Histories with the guesses of the turn that runs behind them.
-    pub(crate) guessed: BTreeMap<RequestId, Truth>,
+    /// Histories with the guesses of the turn that runs behind them, by the offset of their branch; 0 is the chain.
+    pub(crate) guessed: BTreeMap<(RequestId, u32), Truth>,
+    /// What the draft guessed since it last went over a request's text.
+    pub(crate) ahead: BTreeMap<RequestId, Ahead>,
+    /// The token of each column of the draft's logits; empty = its own number.
+    pub draft_ids: Vec<u32>,
     /// Guesses of all steps.
     pub n_guesses: u64,
     /// Who holds memory in the turn that runs.
@@ -127,8 +135,8 @@ pub struct World {
     pub(crate) is_last_pass: bool,
     /// Planned for this turn and in no pass so far.
     pub(crate) unseen: BTreeSet<RequestId>,
-    /// Rows of the turn's verify pass.
-    pub(crate) verified: BTreeMap<RequestId, ts_step_row>,
+    /// Rows of the turn that checked guesses, by the offset of their branch.
+    pub(crate) verified: BTreeMap<(RequestId, u32), ts_step_row>,
     /// Requests whose tokens of this turn were never heard: aborted or failed while it ran.
     pub(crate) unheard: BTreeSet<RequestId>,
     /// Pages the cache owns.
@@ -141,8 +149,9 @@ pub struct World {
     pub fault: Option<StepFault>,
     /// The first thing found wrong.
     pub failure: Option<Failure>,
-    /// The request, length of its history and token id whose logit was made not finite in this step.
-    pub poisoned: Option<(RequestId, u32, u32)>,
+    /// The request, length of its history, token id whose logit was made not finite in this step, and the history's
+    /// fingerprint: branches have several histories of one length.
+    pub poisoned: Option<(RequestId, u32, u32, u64)>,
     /// Set once the device is gone.
     pub is_lost: bool,
     /// `[component][block]`.
@@ -155,6 +164,23 @@ pub struct World {
     pub n_state_moves: u64,
     /// Rows that were replayed.
     pub n_replays: u64,
+    /// Side branches that were checked.
+    pub n_branches: u64,
+    /// Cache rows of right side branches, moved to their places.
+    pub n_moves: u64,
+    /// Rows of draft passes.
+    pub n_draft_rows: u64,
+}
+
+/// A draft model's guesses for a request.
+#[derive(Clone, Debug)]
+pub(crate) struct Ahead {
+    /// The text, and the guesses behind it.
+    pub text: Truth,
+    /// Tokens of the text.
+    pub len: u32,
+    /// In place of each guess, what would have been the next best.
+    pub seconds: Vec<Option<u32>>,
 }
 
 /// Who has a page in its table in this step.
@@ -173,6 +199,8 @@ impl World {
             sizes,
             truths: BTreeMap::new(),
             guessed: BTreeMap::new(),
+            ahead: BTreeMap::new(),
+            draft_ids: Vec::new(),
             n_guesses: 0,
             held: Vec::new(),
             pass: Pass::Forward,
@@ -192,6 +220,9 @@ impl World {
             n_steps: 0,
             n_state_moves: 0,
             n_replays: 0,
+            n_branches: 0,
+            n_moves: 0,
+            n_draft_rows: 0,
         }
     }
 
@@ -216,9 +247,25 @@ impl World {
         self.unheard = unheard;
     }
 
-    /// A request's history, with the guesses of the turn behind it.
-    pub(crate) fn history(&self, id: RequestId) -> &Truth {
-        self.guessed.get(&id).unwrap_or_else(|| &self.truths[&id])
+    /// The turn was taken in; the draft guesses on. Memory is held by other requests than before.
+    pub fn begin_draft(&mut self, pass: Pass, held: Vec<Held>, cached_pages: BTreeSet<u32>, fault: Option<StepFault>) {
+        self.begin_pass(pass, true, fault);
+        self.guessed.clear();
+        (self.held, self.cached_pages) = (held, cached_pages);
+    }
+
+    /// Whether the pass that runs is the draft model's.
+    pub(crate) fn is_drafting(&self) -> bool {
+        matches!(self.pass, Pass::DraftFirst | Pass::DraftNext)
+    }
+
+    /// A request's history, with the guesses behind it that the row at `branch_offset` has, or that the draft made so far.
+    pub(crate) fn history(&self, id: RequestId, branch_offset: u32) -> &Truth {
+        let guessed = match self.is_drafting() {
+            true => self.ahead.get(&id).map(|ahead| &ahead.text),
+            false => self.guessed.get(&(id, branch_offset)),
+        };
+        guessed.unwrap_or_else(|| &self.truths[&id])
     }
 
     /// Note the first failure.

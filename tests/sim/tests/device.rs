@@ -53,6 +53,7 @@ fn bench(backend: &Backend, via: Via) -> Bench {
         chunk_grid: B,
         chunk_cap: 100,
         n_ids: VOCABULARY - 2,
+        ..Sizes::default()
     };
     let mut world = World::new(sizes);
     for id in [1, 2] {

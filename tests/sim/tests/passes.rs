@@ -55,8 +55,8 @@ impl Bench {
         let state = ComponentConfig { name: "kda".into(), class: ComponentClass::State, n_blocks: 5 };
         config.components.push(state);
         config.speculation = Some(SpeculationConfig { draft_max: 3, ngram: 1, branches: 0 });
-        let sizes =
-            Sizes { blocks: 8, states: 5, block_tokens: 4, draft_max: 3, chunk_grid: 4, chunk_cap: 100, n_ids: 20 };
+        let sizes = Sizes { blocks: 8, states: 5, block_tokens: 4, draft_max: 3, ..Sizes::default() };
+        let sizes = Sizes { chunk_grid: 4, chunk_cap: 100, n_ids: 20, ..sizes };
         let registered = Registered::new(World::new(sizes));
         registered.world.lock().truths.insert(ID, Truth::new(None, &[1, 2, 3, 4, 5]));
         let choice = DeviceChoice { via, refuse: None, prepare: "ok" };

@@ -30,6 +30,11 @@ fn the_first_seeds_fail_nowhere_and_reach_everything() {
         ("right guesses", t.accepted),
         ("hits on recurrent states", t.hybrid_hits),
         ("replayed rows", t.replays),
+        ("rows of draft passes", t.draft_rows),
+        ("right guesses of drafts", t.right_drafts),
+        ("side branches", t.branches),
+        ("right side branches", t.right_branches),
+        ("moved rows", t.moves),
         ("variants", t.variants),
     ];
     assert!(reached.iter().all(|(_, n)| *n > 10), "{reached:?}");
@@ -74,6 +79,8 @@ fn faults_of_every_kind_occur() {
             assert!(faults.contains(&Fault::Step(what, pass)), "{what:?} in {pass:?}");
         }
     }
+    assert!(is_there(|f| matches!(f, Fault::Step(_, Pass::DraftFirst))));
+    assert!(is_there(|f| matches!(f, Fault::Step(_, Pass::DraftNext))));
     assert!(is_there(|f| matches!(f, Fault::Step(StepFault::NotFinite(_), _))));
     assert!(is_there(|f| matches!(f, Fault::Stall(_))) && is_there(|f| matches!(f, Fault::Clock(_))));
     assert!(is_there(|f| matches!(f, Fault::StepTokens(_))) && is_there(|f| *f == Fault::Flush));

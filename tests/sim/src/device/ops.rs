@@ -8,6 +8,7 @@ use tokenspeed_backend_api::{
 use tokenspeed_core::engine::Pass;
 
 use super::{
+    draft,
     memory::{Record, load, load_word, store, store_word},
     recurrent,
     rows::{self, holder_of},
@@ -15,20 +16,21 @@ use super::{
 use crate::{
     check::Check,
     fingerprint,
-    world::{Owner, StepFault, World},
+    world::{Held, Owner, StepFault, World},
 };
 
 /// Whether the device runs ops of a kind.
 pub fn is_known(kind: OpKind) -> bool {
     use OpKind::{
-        Add, Embedding, Gemm, KdaRecord, KdaReplay, KdaStep, KdaVerify, KvWrite, Mul, PagedAttention, RowGather,
-        Sigmoid, SigmoidMul, Slice, TableUpdate,
+        Add, Embedding, Gemm, KdaRecord, KdaReplay, KdaStep, KdaVerify, KvMove, KvWrite, Mul, PagedAttention,
+        RowGather, Sigmoid, SigmoidMul, Slice, TableUpdate,
     };
     matches!(
         kind,
         TableUpdate
             | Embedding
             | KvWrite
+            | KvMove
             | PagedAttention
             | KdaStep
             | KdaRecord
@@ -71,6 +73,7 @@ impl Prepared {
             OpKind::TableUpdate => self.table_update(world, step),
             OpKind::Embedding => self.embedding(world, step),
             OpKind::KvWrite => self.kv_write(world, step),
+            OpKind::KvMove => self.kv_move(world, step),
             OpKind::PagedAttention => self.attention(world, step),
             OpKind::KdaStep => recurrent::step(&self.operands, world, step),
             OpKind::KdaRecord => recurrent::record(&self.operands, world, step),
@@ -96,6 +99,7 @@ impl Prepared {
                 }
                 Ok(())
             }
+            OpKind::Gemm if world.is_drafting() => draft::head(&self.operands, world, step),
             OpKind::Gemm => self.head(world, step),
             _ => Err(Fault::unsupported(format!("{} is not simulated", self.kind))),
         }
@@ -129,17 +133,24 @@ impl Prepared {
         if let Some(twice) = seen.windows(2).find(|pair| pair[0] == pair[1]) {
             return Err(fail(world, Check::Table, format!("entry {:?} is changed twice in one step", twice[0])));
         }
-        if world.pass == Pass::Replay {
-            return rows::check_replay(world, step);
+        match world.pass {
+            Pass::Replay => return rows::check_replay(world, step),
+            Pass::DraftFirst | Pass::DraftNext => return draft::check(world, step),
+            Pass::Forward | Pass::Verify => self.find_owners(world, step),
         }
-        self.find_owners(world);
         rows::check(world, step)
     }
 
     /// From the tables of all that hold memory; only to notice what is used twice.
-    fn find_owners(&self, world: &mut World) {
+    fn find_owners(&self, world: &mut World, step: &StepView<'_>) {
         let block_tokens = world.sizes.block_tokens;
         let World { held, pages, owners, .. } = world;
+        // Side branches have rows behind those of the text.
+        let end = |holder: &Held| {
+            let own = step.rows.iter().filter(|row| row.table_row == holder.table_row).map(ts_step_row::cache_rows);
+            own.fold(holder.computed + holder.planned, u32::max)
+        };
+        let ends: Vec<u32> = held.iter().map(end).collect();
         owners.resize_with(self.operands.len(), Vec::new);
         pages.resize_with(self.operands.len(), Vec::new);
         for (component, table) in self.operands.iter().enumerate() {
@@ -148,7 +159,7 @@ impl Prepared {
             owners.resize(world.sizes.blocks as usize, Owner::Nobody);
             pages.resize_with(world.sizes.blocks as usize, Default::default);
             for (at, holder) in held.iter().enumerate() {
-                for index in 0..(holder.computed + holder.planned).div_ceil(block_tokens) {
+                for index in 0..ends[at].div_ceil(block_tokens).min(table.tensor.dims[1] as u32) {
                     let block = load_word(table, holder.table_row as usize * table.tensor.dims[1] + index as usize);
                     let owner = &mut owners[block as usize];
                     *owner = if *owner == Owner::Nobody { Owner::One(at) } else { Owner::Several };
@@ -165,8 +176,9 @@ impl Prepared {
     fn embedding(&self, world: &mut World, step: &StepView<'_>) -> Outcome {
         let y = &self.operands[1];
         for (t, token) in step.tokens.iter().enumerate() {
-            let holder = holder_of(world, &step.rows[token.row as usize])?;
-            let fingerprint = world.history(holder.id).prefix[token.position as usize + 1];
+            let row = &step.rows[token.row as usize];
+            let holder = holder_of(world, row)?;
+            let fingerprint = world.history(holder.id, row.branch_offset).prefix[token.position as usize + 1];
             store(y, t, Record::new(fingerprint, token.position, token.id.cast_unsigned()));
         }
         Ok(())
@@ -196,16 +208,18 @@ impl Prepared {
         for (t, token) in step.tokens.iter().enumerate() {
             let row = &step.rows[token.row as usize];
             let holder = holder_of(world, row)?;
-            let (block, place) = self.locate(world, &table, row, token.position)?;
-            if world.cached_pages.contains(&block) {
+            let at = row.cache_row(token.position);
+            let (block, place) = self.locate(world, &table, row, at)?;
+            if world.is_drafting() {
+                draft::may_write(world, &holder, block, token.position)?;
+            } else if world.cached_pages.contains(&block) {
                 let what = format!("{:?} writes position {} to page {block} of the cache", holder.id, token.position);
                 return Err(fail(world, Check::Table, what));
-            }
-            if world.owners[self.component][block as usize] == Owner::Several {
+            } else if world.owners[self.component][block as usize] == Owner::Several {
                 let what = format!("{:?} writes position {} to page {block}, used twice", holder.id, token.position);
                 return Err(fail(world, Check::Table, what));
             }
-            if token.position % world.sizes.block_tokens == 0 {
+            if at % world.sizes.block_tokens == 0 && !world.is_drafting() {
                 let notes = &mut world.pages[self.component][block as usize];
                 (notes.users, notes.is_doubtful) = (vec![holder.id], false);
             }
@@ -224,12 +238,12 @@ impl Prepared {
         for row in step.rows {
             let holder = holder_of(world, row)?;
             for position in 0..row.computed + row.query_len {
-                let (block, place) = self.locate(world, &table, row, position)?;
+                let (block, place) = self.locate(world, &table, row, row.cache_row(position))?;
                 let found = load(&cache, place);
-                let truth = world.history(holder.id);
+                let truth = world.history(holder.id, row.branch_offset);
                 let at = position as usize;
                 let wanted = Record::new(truth.prefix[at + 1], position, truth.tokens[at]);
-                let is_doubtful = world.pages[self.component][block as usize].is_doubtful;
+                let is_doubtful = !world.is_drafting() && world.pages[self.component][block as usize].is_doubtful;
                 if found != wanted || is_doubtful {
                     let (id, component) = (holder.id, self.component);
                     let why = if found == wanted { ", of a failed request" } else { "" };
@@ -245,6 +259,34 @@ impl Prepared {
             }
         }
         Ok(())
+    }
+
+    /// Rows of a right branch go where the text's rows are; all rows of the replay must then be those of the text.
+    fn kv_move(&self, world: &mut World, step: &StepView<'_>) -> Outcome {
+        let [cache, table] = self.operands[..] else { unreachable!("the catalogue checked") };
+        let is_rubbish = world.fault == Some(StepFault::Fails);
+        for row in step.rows {
+            let holder = holder_of(world, row)?;
+            for position in row.computed..row.computed + row.query_len {
+                let (block, to) = self.locate(world, &table, row, position)?;
+                let (_, from) = self.locate(world, &table, row, row.cache_row(position))?;
+                let found = load(&cache, from);
+                if row.branch_offset > 0 {
+                    store(&cache, to, if is_rubbish { Record::default() } else { found });
+                    world.n_moves += 1;
+                }
+                let (at, truth) = (position as usize, &world.truths[&holder.id]);
+                let wanted = Record::new(truth.prefix[at + 1], position, truth.tokens[at]);
+                if found != wanted {
+                    let (id, offset) = (holder.id, row.branch_offset);
+                    let what = format!(
+                        "position {position} of {id:?} in page {block}, from {offset} rows behind: found {found:?}, wanted {wanted:?}"
+                    );
+                    return Err(fail(world, Check::Page, what));
+                }
+            }
+        }
+        if is_rubbish { Err(Fault::internal("simulated: the replay failed")) } else { Ok(()) }
     }
 
     /// Two ways to one value must agree.
@@ -273,8 +315,9 @@ impl Prepared {
         for (at, &token) in step.logit_rows.iter().enumerate() {
             let found = load(&x, at);
             let token = &step.tokens[token as usize];
-            let holder = holder_of(world, &step.rows[token.row as usize])?;
-            if found.fingerprint() != world.history(holder.id).prefix[token.position as usize + 1] {
+            let row = &step.rows[token.row as usize];
+            let holder = holder_of(world, row)?;
+            if found.fingerprint() != world.history(holder.id, row.branch_offset).prefix[token.position as usize + 1] {
                 let what = format!("logit row {at} of {:?} comes from {found:?}", holder.id);
                 return Err(fail(world, Check::Flow, what));
             }
@@ -284,7 +327,7 @@ impl Prepared {
             {
                 let id = (found.fingerprint() % n_ids as u64) as u32;
                 logits[id as usize] = if found.count.is_multiple_of(2) { f32::NAN } else { f32::INFINITY };
-                world.poisoned = Some((holder.id, token.position + 1, id));
+                world.poisoned = Some((holder.id, token.position + 1, id, found.fingerprint()));
             }
             for (column, logit) in logits.iter().enumerate() {
                 store_word(&y, at * width + column, logit.to_bits());

@@ -58,8 +58,9 @@ pub fn record(operands: &[Operand], world: &mut World, step: &StepView<'_>) -> O
     for row in step.rows {
         let holder = holder_of(world, row)?;
         check_slots(world, &holder, row, step)?;
-        if row.query_len as usize > record.tensor.dims[1] {
-            let (n, most) = (row.query_len, record.tensor.dims[1]);
+        let n = row.branch_offset + row.query_len;
+        if n as usize > record.tensor.dims[1] {
+            let most = record.tensor.dims[1];
             return Err(fail(world, Check::Step, format!("{:?} records {n} tokens, room is for {most}", holder.id)));
         }
         for (nth, t) in (row.query_start..row.query_start + row.query_len).enumerate() {
@@ -79,7 +80,7 @@ pub fn replay(operands: &[Operand], world: &mut World, step: &StepView<'_>) -> O
         resume(state, world, &holder, row, step)?;
         let mut last = Record::default();
         for nth in 0..row.query_len {
-            let (at, truth) = ((row.computed + nth) as usize, world.history(holder.id));
+            let (at, truth) = ((row.computed + nth) as usize, world.history(holder.id, row.branch_offset));
             let wanted = Record::new(truth.prefix[at + 1], row.computed + nth, truth.tokens[at]);
             last = load(record, place(record, row, nth as usize));
             if last != wanted {
@@ -96,10 +97,10 @@ pub fn replay(operands: &[Operand], world: &mut World, step: &StepView<'_>) -> O
     if is_rubbish { Err(Fault::internal("simulated: the replay failed")) } else { Ok(()) }
 }
 
-/// Place of record number `nth` of a row.
+/// Place of record number `nth` of a row: those of its branch lie behind those of the branches before.
 fn place(record: &Operand, row: &ts_step_row, nth: usize) -> usize {
     let per_token = width(record) / record.tensor.dims[1];
-    row.state_write as usize * width(record) + nth * per_token
+    row.state_write as usize * width(record) + (row.branch_offset as usize + nth) * per_token
 }
 
 /// The state a row goes on from: its slots are its own, and the state is the one of its history.
@@ -111,7 +112,7 @@ fn resume(
     step: &StepView<'_>,
 ) -> Result<u64, Fault> {
     check_slots(world, holder, row, step)?;
-    let truth = world.history(holder.id);
+    let truth = world.history(holder.id, row.branch_offset);
     if row.computed == 0 {
         return Ok(truth.prefix[0]);
     }

@@ -6,10 +6,13 @@ use tokenspeed_backend_api::{
 };
 use tokenspeed_core::engine::Pass;
 
-use super::ops::{Outcome, fail};
+use super::{
+    branches, draft,
+    ops::{Outcome, fail},
+};
 use crate::{
     check::Check,
-    world::{Held, World},
+    world::{Held, Truth, World},
 };
 
 /// Whose row it is: the simulator says so.
@@ -26,34 +29,30 @@ pub fn check(world: &mut World, step: &StepView<'_>) -> Outcome {
     let mut next_token = 0;
     for (at, row) in step.rows.iter().enumerate() {
         let holder = holder_of(world, row)?;
-        if !world.unseen.remove(&holder.id) {
+        if row.branch_offset > 0 {
+            branches::check(world, &holder, at, step)?;
+        } else if world.unseen.remove(&holder.id) {
+            guesses(world, &holder, row, step)?;
+        } else {
             let what = format!("row {at} is of {holder:?}, not planned or in a pass before");
             return Err(fail(world, Check::Step, what));
         }
-        guesses(world, &holder, row, step)?;
         let (sizes, len) = (world.sizes, world.truths[&holder.id].tokens.len() as u32);
         let end = row.computed + row.query_len;
-        let truth = world.history(holder.id);
-        let mut wrong = None;
-        if (row.computed, row.query_len) != (holder.computed, holder.planned) || row.query_start != next_token {
-            wrong = Some(format!("does not match {holder:?}, first token {next_token}"));
+        let truth = world.history(holder.id, row.branch_offset);
+        let is_branch = row.branch_offset > 0;
+        let has_its_part = is_branch || (row.computed, row.query_len) == (holder.computed, holder.planned);
+        let wrong = if !has_its_part || row.query_start != next_token {
+            Some(format!("does not match {holder:?}, first token {next_token}"))
         } else if row.query_len == 0 || end as usize > truth.tokens.len() {
-            wrong = Some(format!("ends at {end} of {len} tokens"));
+            Some(format!("ends at {end} of {len} tokens"))
         } else if end < len && !end.is_multiple_of(sizes.chunk_grid) && !end.is_multiple_of(sizes.block_tokens) {
-            wrong = Some(format!("ends at {end} of {len}, off the grid of {}", sizes.chunk_grid));
+            Some(format!("ends at {end} of {len}, off the grid of {}", sizes.chunk_grid))
         } else if end <= len && row.query_len > sizes.chunk_cap {
-            wrong = Some(format!("has {} tokens, the cap is {}", row.query_len, sizes.chunk_cap));
+            Some(format!("has {} tokens, the cap is {}", row.query_len, sizes.chunk_cap))
         } else {
-            for position in row.computed..end {
-                let token = step.tokens[(next_token + position - row.computed) as usize];
-                let wanted = truth.tokens[position as usize].cast_signed();
-                if (token.id, token.position, token.row as usize) != (wanted, position, at) {
-                    let (id, place) = (token.id, token.position);
-                    wrong = Some(format!("says token {id} at {place}, it has {wanted} at {position}"));
-                    break;
-                }
-            }
-        }
+            other_tokens(truth, at, step)
+        };
         if let Some(wrong) = wrong {
             return Err(fail(world, Check::Step, format!("row {at} of {:?} {wrong}", holder.id)));
         }
@@ -71,6 +70,20 @@ pub fn check(world: &mut World, step: &StepView<'_>) -> Outcome {
     }
 }
 
+/// What is wrong with the tokens of row `at`, whose history reaches that far.
+pub fn other_tokens(truth: &Truth, at: usize, step: &StepView<'_>) -> Option<String> {
+    let row = &step.rows[at];
+    let tokens = step.tokens[row.query_start as usize..].iter().zip(row.computed..row.computed + row.query_len);
+    let wanted = |position: u32| truth.tokens[position as usize].cast_signed();
+    let mut other = tokens.filter(|(token, position)| {
+        (token.id, token.position, token.row as usize) != (wanted(*position), *position, at)
+    });
+    other.next().map(|(token, position)| {
+        let (id, place, wanted) = (token.id, token.position, wanted(position));
+        format!("says token {id} at {place}, it has {wanted} at {position}")
+    })
+}
+
 /// Whether guesses are right shows later; what they are is in the step. Where there are recurrent states they have a pass of
 /// their own, because only that one leaves the states alone.
 fn guesses(world: &mut World, holder: &Held, row: &ts_step_row, step: &StepView<'_>) -> Outcome {
@@ -79,8 +92,13 @@ fn guesses(world: &mut World, holder: &Held, row: &ts_step_row, step: &StepView<
     let has_guesses = end > len && row.computed + 1 == len && end - len <= sizes.draft_max;
     if has_guesses {
         let tokens = &step.tokens[row.query_start as usize..][..row.query_len as usize];
-        let guessed = truth.guess(tokens[1..].iter().map(|token| token.id.cast_unsigned()));
-        world.guessed.insert(holder.id, guessed);
+        let ids: Vec<u32> = tokens[1..].iter().map(|token| token.id.cast_unsigned()).collect();
+        let guessed = truth.guess(ids.iter().copied());
+        if sizes.drafts && !draft::made(world, holder.id, len, &ids) {
+            let what = format!("guesses {ids:?} for {:?} are not those of the draft", holder.id);
+            return Err(fail(world, Check::Step, what));
+        }
+        world.guessed.insert((holder.id, 0), guessed);
         world.n_guesses += u64::from(end - len);
     }
     match world.pass {
@@ -92,15 +110,16 @@ fn guesses(world: &mut World, holder: &Held, row: &ts_step_row, step: &StepView<
             let what = format!("{:?} has no guesses, and no state would be advanced over its tokens", holder.id);
             Err(fail(world, Check::Step, what))
         }
-        Pass::Verify => {
-            world.verified.insert(holder.id, *row);
+        _ => {
+            if has_guesses {
+                world.verified.insert((holder.id, 0), *row);
+            }
             Ok(())
         }
-        _ => Ok(()),
     }
 }
 
-/// The pass that advances states over what turned out to be right: from where the verify pass began, over the tokens that
+/// The pass that advances states, and moves rows of side branches, over what turned out to be right: from where the verify pass began, over the tokens that
 /// were heard since but the last, which nobody has computed.
 pub fn check_replay(world: &mut World, step: &StepView<'_>) -> Outcome {
     let mut next_token = 0;
@@ -108,8 +127,11 @@ pub fn check_replay(world: &mut World, step: &StepView<'_>) -> Outcome {
         let holder = holder_of(world, row)?;
         let truth = &world.truths[&holder.id].tokens;
         let n_right = (truth.len() as u32 - 1).saturating_sub(row.computed);
-        let from = |row: &ts_step_row| (row.computed, row.state_read, row.state_write, row.state_tokens);
-        let wrong = match world.verified.get(&holder.id) {
+        // Without recurrent states, what a row says about them is nobody's concern.
+        let has_state = world.sizes.states > 0;
+        let state = |row: &ts_step_row| has_state.then_some((row.state_read, row.state_write, row.state_tokens));
+        let from = |row: &ts_step_row| (row.computed, state(row));
+        let wrong = match world.verified.get(&(holder.id, row.branch_offset)) {
             None => Some("was not verified in this turn".to_owned()),
             Some(_) if world.unheard.contains(&holder.id) => Some("ended without hearing its tokens".to_owned()),
             Some(verified) if from(verified) != from(row) => {

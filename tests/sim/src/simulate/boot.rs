@@ -22,6 +22,8 @@ pub(super) fn sizes(config: &EngineConfig) -> Sizes {
         states: blocks(ComponentClass::State).next().unwrap_or(0),
         block_tokens: config.block_tokens,
         draft_max: config.speculation.map_or(0, |speculation| speculation.draft_max),
+        branches: config.speculation.map_or(0, |speculation| speculation.branches),
+        drafts: config.draft.is_some(),
         chunk_grid: config.chunk_grid(),
         chunk_cap: config.chunked_prefill_size,
         n_ids: config.tokenizer_vocab_size,
@@ -62,6 +64,8 @@ pub(super) fn boot(
     let config = &scenario.config;
     let engine = EngineState::new(config.clone()).map_err(|e| Failure::new(Check::Load, format!("config: {e}")))?;
     let registered = Registered::new(World::new(sizes(config)));
+    let draft_ids = config.draft.as_ref().and_then(|draft| draft.token_ids.as_deref());
+    registered.world.lock().draft_ids = draft_ids.unwrap_or_default().to_vec();
     let step_bytes = config.step_capacity().bytes() as u64;
     let program = model::open(backend, config, registered.number, step_bytes, scenario.choice())
         .map_err(|error| Failure::new(Check::Load, format!("{error:?}")))?;

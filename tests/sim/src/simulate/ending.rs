@@ -44,6 +44,17 @@ impl Simulation<'_> {
         Ok(())
     }
 
+    /// What the driver does when a pass behind the turn's own fails: pages and states are in doubt.
+    pub(super) fn fail_and_flush(&mut self, fault: Option<FaultyPass>, message: String) -> Result<(), Failure> {
+        self.fail_all(fault, message)?;
+        if self.engine.metrics().pages_used > 0 {
+            let flushed = self.engine.flush_cache();
+            ensure(flushed.is_ok(), Check::Baseline, || format!("a flush after all failed said {flushed:?}"))?;
+        }
+        self.promises.flushed();
+        Ok(())
+    }
+
     pub(super) fn flush(&mut self) -> Result<(), Failure> {
         let is_idle = self.ears.open().next().is_none();
         let result = self.engine.flush_cache();
@@ -71,8 +82,12 @@ impl Simulation<'_> {
         tally.preempted_most = self.watch.preempted_most();
         let world = self.registered.world.lock();
         (tally.steps, tally.state_moves, tally.guesses) = (world.n_steps, world.n_state_moves, world.n_guesses);
-        tally.replays = world.n_replays;
-        tally.accepted = self.engine.metrics().accepted.iter().sum();
+        (tally.replays, tally.moves, tally.draft_rows) = (world.n_replays, world.n_moves, world.n_draft_rows);
+        let metrics = self.engine.metrics();
+        tally.accepted = metrics.accepted.iter().sum();
+        tally.right_drafts = if world.sizes.drafts { tally.accepted } else { 0 };
+        tally.branches = world.n_branches;
+        tally.right_branches = metrics.branches[1];
         drop(world);
         self.outcome.tally += tally;
         let heard = self.ears.asked.values_mut().map(|asked| (asked.label, std::mem::take(&mut asked.heard)));

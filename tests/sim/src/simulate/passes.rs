@@ -1,5 +1,5 @@
 //! The passes of a turn on the device, as the driver runs them: those that compute tokens, and once these are taken in, the
-//! one that advances states over right guesses.
+//! one that advances states over right guesses; those of a draft model are in [`super::drafting`].
 //!
 //! A pass more is a call of [`Simulation::pass`] in its place.
 
@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use tokenspeed_core::{
     driver::StepRunner,
-    engine::{Logits, Pass, Plan},
+    engine::{EngineConfig, Logits, Pass, Plan},
     request::RequestId,
     step::StepBuffer,
 };
@@ -28,13 +28,14 @@ pub(super) struct FaultyPass {
 
 impl FaultyPass {
     /// The fault of `pass` in the turn of `plan`.
-    fn of(fault: Option<Self>, pass: Pass, plan: &Plan, verifies: bool) -> Option<StepFault> {
+    fn of(fault: Option<Self>, pass: Pass, plan: &Plan, config: &EngineConfig) -> Option<StepFault> {
         let fault = fault?;
         let first = if plan.n_rows > 0 { Pass::Forward } else { Pass::Verify };
         let at = match fault.pass {
             Pass::Verify if plan.verify.is_some() => Pass::Verify,
             // Whether there is one shows when the turn has been taken in.
-            Pass::Replay if verifies => Pass::Replay,
+            Pass::Replay if config.verifies() || config.branch_rows() > 0 => Pass::Replay,
+            Pass::DraftFirst | Pass::DraftNext if config.draft.is_some() => fault.pass,
             _ => first,
         };
         (at == pass).then_some(fault.what)
@@ -42,7 +43,7 @@ impl FaultyPass {
 }
 
 /// Hash a parameter block.
-fn digest(outcome: &mut Outcome, step: &StepBuffer) {
+pub(super) fn digest(outcome: &mut Outcome, step: &StepBuffer) {
     let digest = &mut outcome.digest;
     for word in step.bytes().chunks(8) {
         let word = word.iter().fold(0u64, |word, byte| word << 8 | u64::from(*byte));
@@ -53,8 +54,7 @@ fn digest(outcome: &mut Outcome, step: &StepBuffer) {
 impl Simulation<'_> {
     /// Run the passes that compute tokens; the inner error is the device's.
     pub(super) fn compute(&mut self, plan: &Plan, fault: Option<FaultyPass>) -> Result<Result<(), String>, Failure> {
-        let verifies = self.scenario.config.verifies();
-        let fault_of = |pass| FaultyPass::of(fault, pass, plan, verifies);
+        let fault_of = |pass| FaultyPass::of(fault, pass, plan, &self.scenario.config);
         let mut result = Ok(());
         if plan.n_rows > 0 {
             self.registered.world.lock().begin_pass(Pass::Forward, plan.verify.is_none(), fault_of(Pass::Forward));
@@ -74,7 +74,7 @@ impl Simulation<'_> {
     }
 
     /// What the device found, if it found something.
-    fn seen(&self, result: &Result<(), String>) -> Result<(), Failure> {
+    pub(super) fn seen(&self, result: &Result<(), String>) -> Result<(), Failure> {
         let mut world = self.registered.world.lock();
         if let Some(failure) = world.failure.take() {
             return Err(Failure { what: format!("tick {}: {}", self.tick, failure.what), ..failure });
@@ -94,13 +94,13 @@ impl Simulation<'_> {
         self.engine.advance(self.now_ns, plan, logits, &mut |id, event| ears.hear(id, event));
     }
 
-    /// Replay what the turn just taken in wants replayed. If that fails, stored states are in doubt and the cache is flushed.
-    pub(super) fn replay(&mut self, fault: Option<FaultyPass>) -> Result<(), Failure> {
-        let Some(step) = self.engine.replay_step() else { return Ok(()) };
+    /// Replay what the turn just taken in wants replayed. If that fails, stored states are in doubt and the cache is flushed; false.
+    pub(super) fn replay(&mut self, fault: Option<FaultyPass>) -> Result<bool, Failure> {
+        let Some(step) = self.engine.replay_step() else { return Ok(true) };
         let asked = &self.ears.asked;
         let unheard = |id: &&RequestId| asked[*id].is_over && !asked[*id].is_whole;
         let mut world = self.registered.world.lock();
-        let unheard: BTreeSet<RequestId> = world.verified.keys().filter(unheard).copied().collect();
+        let unheard: BTreeSet<RequestId> = world.verified.keys().map(|(id, _)| id).filter(unheard).copied().collect();
         world.begin_replay(unheard, self.replay_fault.take());
         drop(world);
         digest(&mut self.outcome, step);
@@ -108,13 +108,8 @@ impl Simulation<'_> {
         self.now_ns = self.now_ns.saturating_add(500);
         self.engine.replayed(self.now_ns);
         self.seen(&result)?;
-        let Err(message) = result else { return Ok(()) };
-        self.fail_all(fault, message)?;
-        if self.engine.metrics().pages_used > 0 {
-            let flushed = self.engine.flush_cache();
-            ensure(flushed.is_ok(), Check::Baseline, || format!("a flush after all failed said {flushed:?}"))?;
-        }
-        self.promises.flushed();
-        Ok(())
+        let Err(message) = result else { return Ok(true) };
+        self.fail_and_flush(fault, message)?;
+        Ok(false)
     }
 }

@@ -6,20 +6,21 @@ use tokenspeed_backend_api::{backend::Backend, exec::Via};
 use tokenspeed_core::{
     engine::ComponentClass,
     request::Event,
-    speculation::{DRAFT_MAX, SpeculationConfig},
+    speculation::{BRANCHES_MAX, DRAFT_MAX, SpeculationConfig},
 };
 
 use super::run;
 use crate::{
     check::{Check, Failure, ensure},
     ears::Tally,
+    generate::add_draft,
     scenario::{Origin, Scenario},
 };
 
 /// Changes a configuration, or leaves it alone, in a way that no text may show.
 type Change = fn(&mut Scenario);
 
-const CHANGES: [(&str, Change); 11] = [
+const CHANGES: [(&str, Change); 13] = [
     ("without prefix cache", |s| s.config.prefix_cache = false),
     ("with prefix cache", |s| s.config.prefix_cache = true),
     ("in chunks of one token", |s| s.config.chunked_prefill_size = 1),
@@ -32,7 +33,20 @@ const CHANGES: [(&str, Change); 11] = [
     ("fused op and parts swapped", |s| s.refuses_fused = !s.refuses_fused),
     ("speculation switched", |s| {
         s.config.speculation = s.config.speculation.is_none().then(SpeculationConfig::default);
+        s.config.draft = None;
         s.config.max_logit_rows += 40;
+    }),
+    ("draft model switched", |s| match (&s.config.draft, s.config.speculation) {
+        (Some(_), _) => s.config.draft = None,
+        (None, Some(_)) => add_draft(&mut s.config),
+        (None, None) => {}
+    }),
+    ("chain and tree switched", |s| {
+        if let Some(speculation) = &mut s.config.speculation {
+            speculation.branches = if speculation.branches == 0 { BRANCHES_MAX } else { 0 };
+            s.config.max_batch_tokens += 40;
+            s.config.max_logit_rows += 40;
+        }
     }),
     ("other guesses", |s| {
         if let Some(speculation) = &mut s.config.speculation {
