@@ -43,7 +43,7 @@ fn rate(name: &str, body: &[u32], per_body: u64) {
 
 fn main() {
     // v_add_f32 v1, v2, v1; v_add_u32 v3, v4, v3; v_and_b32 v5, v6, v5; v_fma_f32 v7, v8, v9, v7
-    let vop2 = |op: u32, d: u32, a: u32| op << 25 | d << 17 | d << 9 | 256 + a;
+    let vop2 = |op: u32, d: u32, a: u32| op << 25 | d << 17 | d << 9 | (256 + a);
     let fma = [0b11_0100 << 26 | 459 << 16 | 7, 264 | 265 << 9 | 263 << 18];
     rate("vector", &[vop2(1, 1, 2), vop2(52, 3, 4), vop2(19, 5, 6), fma[0], fma[1]], 4);
     // v_mfma_f32_16x16x32_bf16 v[0:3], v[4:7], v[8:11], v[0:3] with a lane's number in v0 as any other value
