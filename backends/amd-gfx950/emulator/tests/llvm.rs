@@ -158,10 +158,10 @@ fn random_words(encoding: Encoding, op: u32, random: &mut Random) -> Vec<u32> {
             vec![0x1a7 << 23 | op << 16 | a & 0x8000 | b & 0xfc, (a & 3) << 27 | sources]
         }
         Encoding::Ds => vec![0b11_0110 << 26 | op << 17 | (a & 1) << 25 | a >> 8 & 0xfffe, b],
-        Encoding::Mubuf => vec![
-            0b11_1000 << 26 | op << 18 | a & 0x3_dfff & !0x2000 | 0x1000,
-            b & 0xff9c_fefe & !0x00e0_0000 | 0x8000_0000 & b,
-        ],
+        Encoding::Mubuf => {
+            let scalar = if a >> 31 != 0 { 128 } else { b >> 24 & 0x3e };
+            vec![0b11_1000 << 26 | op << 18 | a & 0x3_dfff & !0x2000 | 0x1000, b & 0x001c_fefe | scalar << 24]
+        }
         Encoding::Global => {
             let base = if a & 1 == 0 { 0x7f } else { a >> 4 & 0x3e };
             vec![

@@ -68,7 +68,8 @@ fn div_scale(s0: f32, den: f32, num: f32) -> (f32, bool) {
     } else if den.is_subnormal() {
         (up(s0), false)
     } else if reciprocal.is_subnormal() && quotient.is_subnormal() {
-        (if same(s0, den) { up(s0) } else { s0 }, true)
+        // The manual prints a factor of 2^64 here, which would overflow the denominator; down is what works.
+        (if same(s0, den) { down(s0) } else { s0 }, true)
     } else if reciprocal.is_subnormal() {
         (down(s0), false)
     } else if quotient.is_subnormal() {

@@ -166,9 +166,9 @@ mod tests {
                     let diff = i128::from(a) - i128::from(b) - i128::from(c);
                     assert_eq!(run("s_subb_u32", wa, wb, c), (diff as u32 as u64, Some(diff < 0)));
                 }
-                let fits = |x: i128| x < -(1 << 31) || x >= 1 << 31;
-                assert_eq!(run("s_add_i32", wa, wb, false).1, Some(fits(sa + sb)));
-                assert_eq!(run("s_sub_i32", wa, wb, false).1, Some(fits(sa - sb)));
+                let overflows = |x: i128| i32::try_from(x).is_err();
+                assert_eq!(run("s_add_i32", wa, wb, false).1, Some(overflows(sa + sb)));
+                assert_eq!(run("s_sub_i32", wa, wb, false).1, Some(overflows(sa - sb)));
                 assert_eq!(run("s_mul_hi_i32", wa, wb, false).0, (sa * sb >> 32) as u32 as u64);
             }
         }

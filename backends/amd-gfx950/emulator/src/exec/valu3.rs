@@ -65,6 +65,11 @@ fn div_fixup(q: u32, d: u32, n: u32) -> u32 {
     if den.is_infinite() || num == 0.0 {
         return signed(0);
     }
+    // So far below the smallest denormal that the steps before may have lost themselves.
+    let exponent = |x: u32| (x >> 23 & 255) as i32;
+    if exponent(n) - exponent(d) < -150 {
+        return signed(0);
+    }
     signed(q.to_bits())
 }
 
