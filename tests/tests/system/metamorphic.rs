@@ -24,12 +24,8 @@ use tokenspeed_core::{
     request::{Event, FinishReason, Request, Usage},
 };
 
-use crate::support::{
-    Answer, finish,
-    models::{self, long_tests},
-    submit,
-};
-use options::Subject;
+use crate::support::{Answer, finish, models::long_tests, submit};
+use options::{Bench, Subject};
 use talks::{Talks, Turn};
 
 /// Runs one seed instead of many.
@@ -42,6 +38,8 @@ struct Reached {
     preemptions: u64,
     drafts: u64,
     accepted: u64,
+    /// Right ones on side branches.
+    side: u64,
     given_up: u64,
 }
 
@@ -101,12 +99,12 @@ fn settled(engine: &dyn Engine) -> Metrics {
 }
 
 /// One seed: the conversations alone, then together.
-fn examine(subject: &Subject, folder: &models::Folder, seed: u64, reached: &mut Reached) {
+fn examine(subject: &Subject, bench: &Bench, seed: u64, reached: &mut Reached) {
     let words = subject.draw(seed);
     let again =
         format!("{SEED}={seed} cargo nextest run --workspace --test system -E 'test(metamorphic::{})'", subject.name);
     let label = format!("{again}\noptions: {words}");
-    let engine = |words: &str| -> Arc<dyn Engine> { subject.load(folder, words) };
+    let engine = |words: &str| -> Arc<dyn Engine> { subject.load(bench, words) };
     let (plain, busy) = (engine(options::EVERYTHING_OFF), engine(&words));
     let mut talks = Talks::new(seed, subject.vocabulary);
     for round in 0..talks.rounds() {
@@ -132,19 +130,20 @@ fn examine(subject: &Subject, folder: &models::Folder, seed: u64, reached: &mut 
     reached.preemptions += metrics.preemptions;
     reached.drafts += metrics.drafts.iter().sum::<u64>();
     reached.accepted += metrics.accepted.iter().sum::<u64>();
+    reached.side += metrics.branches[1];
 }
 
 fn invariant(subject: &Subject) {
-    let folder = (subject.model)();
+    let bench = Bench::new(subject);
     let mut reached = Reached::default();
     if let Ok(seed) = std::env::var(SEED) {
-        return examine(subject, &folder, seed.parse().expect("a number"), &mut reached);
+        return examine(subject, &bench, seed.parse().expect("a number"), &mut reached);
     }
     let seeds = if long_tests() { 0..subject.seeds * 30 } else { 0..subject.seeds };
-    seeds.for_each(|seed| examine(subject, &folder, seed, &mut reached));
+    seeds.for_each(|seed| examine(subject, &bench, seed, &mut reached));
     println!("{}: {reached:?}", subject.name);
-    let Reached { cached, preemptions, drafts, accepted, given_up } = reached;
-    assert!(cached > 0 && accepted > 0 && accepted < drafts && given_up > 0, "{reached:?}");
+    let Reached { cached, preemptions, drafts, accepted, side, given_up } = reached;
+    assert!(cached > 0 && accepted > 0 && accepted < drafts && side > 0 && given_up > 0, "{reached:?}");
     // How many meet in too little memory is a matter of time; a slow model is left none.
     assert!(preemptions > 0 || subject.mode != "exact", "{reached:?}");
 }
@@ -168,7 +167,7 @@ fn llama_fast() {
 #[test]
 fn a_difference_would_show() {
     let subject = &options::LLAMA_FAST;
-    let engine = subject.load(&(subject.model)(), options::EVERYTHING_OFF);
+    let engine = subject.load(&Bench::new(subject), options::EVERYTHING_OFF);
     let ask = |request: &Request| finish(submit(&*engine, request.clone()));
     let turns: Vec<Turn> = (0..20).flat_map(|seed| Talks::new(seed, 250).turns(subject.max_len)).collect();
     let mut n_different = 0;
@@ -185,7 +184,7 @@ fn a_difference_would_show() {
 fn every_option_is_drawn() {
     for subject in [options::KIMI_EXACT, options::LLAMA_EXACT, options::LLAMA_FAST] {
         let drawn: Vec<String> = (0..subject.seeds).map(|seed| subject.draw(seed)).collect();
-        for value in options::DIMENSIONS.iter().flat_map(|d| d.iter()).filter(|value| !value.is_empty()) {
+        for value in subject.dimensions().flatten().filter(|value| !value.is_empty()) {
             assert!(drawn.iter().any(|words| words.contains(value)), "{}: {value} is not in {drawn:?}", subject.name);
         }
     }

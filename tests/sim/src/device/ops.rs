@@ -219,7 +219,7 @@ impl Prepared {
                 let what = format!("{:?} writes position {} to page {block}, used twice", holder.id, token.position);
                 return Err(fail(world, Check::Table, what));
             }
-            if at % world.sizes.block_tokens == 0 && !world.is_drafting() {
+            if at.is_multiple_of(world.sizes.block_tokens) && !world.is_drafting() {
                 let notes = &mut world.pages[self.component][block as usize];
                 (notes.users, notes.is_doubtful) = (vec![holder.id], false);
             }
