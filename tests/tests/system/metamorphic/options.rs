@@ -6,7 +6,7 @@
 use std::{cell::OnceCell, sync::Arc};
 
 use tokenspeed_core::client::Engine;
-use tokenspeed_models::{dummy::SplitMix64, eagle3};
+use tokenspeed_models::{config::ModelConfig, dummy::SplitMix64, eagle3, kimi::Taps};
 
 use crate::support::{self, models};
 
@@ -24,11 +24,12 @@ const DRAFT: &str = "{draft}";
 /// a line here. One more dimension is the subject's own: [`Subject::guesses`].
 pub const DIMENSIONS: &[&[&str]] = &[
     &["--chunked-prefill-size 64", "--chunked-prefill-size 100", "--chunked-prefill-size 8192"],
-    &["", "--prefix-snapshots 1", "--no-prefix-cache"],
+    &["", "--prefix-snapshots 1", "--no-prefix-cache", "--host-cache-bytes 8MiB"],
     &["--max-num-seqs 3", "--max-num-seqs 2", "--max-num-seqs 8"],
     &["--memory least", "", "--memory some"],
     &["", "--step-time-target-ms 0.001"],
     &["", "--disable-overlap-schedule"],
+    &["", "--scheduling-policy shortest-prefill", "--prefill-coalescing-ms 20"],
 ];
 
 /// Of the reference: one request at a time, and nothing is kept, guessed or cut.
@@ -74,7 +75,7 @@ pub struct Subject {
 pub const KIMI_EXACT: Subject = Subject {
     name: "kimi_exact",
     model: models::small_kimi,
-    draft: fitted,
+    draft: random_draft,
     guesses: KIMI_GUESSES,
     mode: "exact",
     vocabulary: 250,
@@ -93,10 +94,14 @@ pub const LLAMA_FAST: Subject = Subject {
     seeds: 12,
 };
 
-/// An EAGLE3 draft fitted to a model.
-fn fitted(model: &models::Folder) -> models::Folder {
+/// A random EAGLE3 draft that reads all layers of a small model.
+fn random_draft(model: &models::Folder) -> models::Folder {
     let draft = models::Folder::new("metamorphic-draft");
-    eagle3::tiny::fitted(model.path(), draft.path(), 7).expect("fitted");
+    let ModelConfig::Kimi(target) = ModelConfig::read(&model.path().join("config.json"), None).expect("written") else {
+        unreachable!("the subject is a Kimi model")
+    };
+    let config = eagle3::Eagle3Config { taps: Taps::new(&[1, 2, 3]), ..eagle3::tiny::config(&target) };
+    eagle3::tiny::write(draft.path(), &config, 7, false).expect("written");
     draft
 }
 
