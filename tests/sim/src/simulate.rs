@@ -201,6 +201,8 @@ impl<'s> Simulation<'s> {
         let result = self.compute(&plan, fault)?;
         if self.scenario.overlaps && self.engine.plan_ahead() {
             self.outcome.tally.plans_ahead += 1;
+            // Memory may be full only until the step in flight has been taken in.
+            self.promises.looked_at(&self.engine.metrics());
             self.watch.planned_ahead(&self.engine.holders().collect::<Vec<_>>(), &self.open())?;
             self.conserve()?;
         }
