@@ -210,8 +210,22 @@ impl PrefixIndex {
         max_pages: usize,
         path: &mut Vec<NodeId>,
     ) {
-        path.clear();
         let max_pages = if seeded!(NothingIsEverFound) { 0 } else { max_pages };
+        // Further pages may be in host memory.
+        self.walk(namespace, hashes, tokens, max_pages, path, |node| node.page.is_some());
+    }
+
+    /// The longest path of nodes along `hashes` that are `wanted`, and whose tokens are those of `tokens`.
+    pub(super) fn walk(
+        &self,
+        namespace: &Namespace,
+        hashes: &[u64],
+        tokens: &[u32],
+        max_pages: usize,
+        path: &mut Vec<NodeId>,
+        wanted: impl Fn(&Node) -> bool,
+    ) {
+        path.clear();
         let mut parent = Parent::Root(namespace.index);
         let mut pages = tokens.chunks_exact(self.page_tokens).take(max_pages);
         for hashes in hashes.chunks(LOOK_AHEAD) {
@@ -226,8 +240,7 @@ impl PrefixIndex {
             for (&found, &hash) in found.iter().zip(hashes) {
                 let Some(page) = pages.next() else { return };
                 let Some(node) = self.child_from(found, parent, hash, page) else { return };
-                // Further pages may be in host memory.
-                if self.node(node).page.is_none() {
+                if !wanted(self.node(node)) {
                     return;
                 }
                 path.push(NodeId(node));
@@ -252,7 +265,7 @@ impl PrefixIndex {
         at
     }
 
-    pub(super) fn child(&self, parent: Parent, hash: u64, tokens: &[u32]) -> Option<u32> {
+    fn child(&self, parent: Parent, hash: u64, tokens: &[u32]) -> Option<u32> {
         self.child_from(self.skip_to(self.buckets[self.bucket(hash)], hash), parent, hash, tokens)
     }
 

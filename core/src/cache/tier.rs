@@ -68,13 +68,7 @@ impl PrefixIndex {
         max_pages: usize,
         path: &mut Vec<NodeId>,
     ) {
-        path.clear();
-        let mut parent = Parent::Root(namespace.index);
-        for (&hash, page) in hashes.iter().zip(tokens.chunks_exact(self.page_tokens)).take(max_pages) {
-            let Some(node) = self.child(parent, hash, page) else { break };
-            path.push(NodeId(node));
-            parent = Parent::Node(node);
-        }
+        self.walk(namespace, hashes, tokens, max_pages, path, |_| true);
     }
 
     /// A page was let go on the device: it is to be copied if host memory lacks something of it.

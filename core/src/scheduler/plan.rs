@@ -174,10 +174,13 @@ impl Scheduler {
             return false;
         }
         let guesses = queues.iter_running().any(|running| !running.parts().0.drafts.is_empty());
-        if guesses || self.limits.draft_max > 0 && count_decoding(queues) > 0 {
+        if guesses {
             return false;
         }
         let n_decode = count_decoding(queues);
+        if self.limits.draft_max > 0 && n_decode > 0 {
+            return false;
+        }
         self.deltas.clear();
         self.decisions.list.clear();
         let mut budget = self.budget(n_decode, 0);

@@ -80,8 +80,13 @@ pub fn submit(engine: &dyn Engine, request: Request) -> EventStream {
 
 /// Read a request to its end.
 pub fn finish(mut events: EventStream) -> Answer {
+    answer(std::iter::from_fn(|| events.blocking_next()))
+}
+
+/// What events say of a request that ended well.
+pub fn answer(events: impl IntoIterator<Item = Event>) -> Answer {
     let (mut ids, mut logprobs, mut prompt) = (Vec::new(), Vec::new(), Vec::new());
-    while let Some(event) = events.blocking_next() {
+    for event in events {
         match event {
             Event::Started { prompt_logprobs, .. } => prompt = prompt_logprobs.unwrap_or_default(),
             Event::Token { id, logprobs: report } => {

@@ -7,7 +7,7 @@ use tokenspeed_core::{
     driver::StepRunner,
     engine::{EngineConfig, EngineState, Logits, Pass},
     load::DeviceProgram,
-    request::{Event, Request, RequestId, TokenLogprobs},
+    request::{Event, Request, RequestId},
     step::{StepBuffer, StepReader},
 };
 use tokenspeed_server::{engine_setup, progress::Silent};
@@ -117,19 +117,7 @@ impl Stepper {
 
     /// What a request heard, which has ended well.
     pub fn answer(&mut self, id: RequestId) -> Answer {
-        let (mut ids, mut logprobs, mut prompt) = (Vec::new(), Vec::<TokenLogprobs>::new(), Vec::new());
-        for event in self.heard.remove(&id).expect("it was submitted") {
-            match event {
-                Event::Started { prompt_logprobs, .. } => prompt = prompt_logprobs.unwrap_or_default(),
-                Event::Token { id, logprobs: report } => {
-                    ids.push(id);
-                    logprobs.extend(report);
-                }
-                Event::Finished { reason, usage } => return Answer { ids, logprobs, prompt, reason, usage },
-                Event::Failed { message } => panic!("the request failed: {message}"),
-            }
-        }
-        panic!("the events ended without an end");
+        super::answer(self.heard.remove(&id).expect("it was submitted"))
     }
 
     /// All of them together.
