@@ -61,6 +61,7 @@ use crate::{
     graph::{Graph, GraphOp},
     op::{Attrs, OpKind},
     step::StepView,
+    support::Rounding,
     tensor::View,
 };
 
@@ -113,6 +114,20 @@ pub const REDUCTION: Tolerance = Tolerance { nmse: 1e-11, max_error: 2e-5 };
 pub const ATTENTION: Tolerance = Tolerance { nmse: 1e-10, max_error: 5e-5 };
 /// A delta-rule recurrence over f32 state, in any of its forms.
 pub const RECURRENCE: Tolerance = Tolerance { nmse: 1e-10, max_error: 5e-5 };
+
+/// Products of bf16 factors: each is off by at most 2^-8 of itself, about 2^-9 in the mean. An NMSE of 4e-6 is usual over many
+/// values; the bound leaves room for outputs of a single one.
+pub const BF16_PRODUCT: Tolerance = Tolerance { nmse: 1e-4, max_error: 4e-2 };
+
+impl Tolerance {
+    /// For an op that rounds so. Ops that only move or select bytes allow nothing in any case.
+    pub fn under(self, rounding: Rounding) -> Tolerance {
+        match rounding {
+            Rounding::Bf16 if self.nmse > 0.0 => BF16_PRODUCT,
+            _ => self,
+        }
+    }
+}
 
 /// A call of a reference: operands in catalogue order, first dimensions cut to the step's actual counts.
 #[derive(Debug)]

@@ -31,12 +31,24 @@ LDS_LIMIT = 160 * 1024
 SIZES = {"i32": 4, "fp32": 4, "i64": 8}
 
 
-def source_hash():
-    """Changes with any source here and with the compiler."""
+def sources(module):
+    """A source file and those it imports from this folder, names sorted."""
+    seen, todo = set(), [module]
+    while todo:
+        path = HERE / f"{todo.pop()}.py"
+        if path.is_file() and path not in seen:
+            seen.add(path)
+            todo += re.findall(r"^(?:import|from) (\w+)", path.read_text(), re.MULTILINE)
+    return sorted(seen)
+
+
+def source_hash(v):
+    """Changes with the variant, the sources of its kernel, the way it is compiled, and the compiler."""
     import triton
 
-    digest = hashlib.sha256(triton.__version__.encode())
-    for path in sorted(HERE.glob("*.py")):
+    what = {k: v[k] for k in ("name", "group", "arguments", "constants", "grid", "divisible", "options")}
+    digest = hashlib.sha256(f"{triton.__version__} {json.dumps(what, sort_keys=True)}".encode())
+    for path in [HERE / "build.py", *sources(v["fn"].__module__)]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 
@@ -119,7 +131,7 @@ def gate(name, numbers, found, placed, shared):
         raise RuntimeError(f"{name}: {'; '.join(problems)}")
 
 
-def build_one(v, folder, digest):
+def build_one(v, folder):
     """Compiles one variant; returns its manifest entry."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -143,7 +155,7 @@ def build_one(v, folder, digest):
         "file": f"{name}.hsaco",
         "symbol": compiled.metadata.name,
         "sha256": hashlib.sha256(data).hexdigest(),
-        "source_sha256": digest,
+        "source_sha256": source_hash(v),
         "compiler": f"triton {triton.__version__}",
         "arguments": placed,
         "constants": v["constants"],
@@ -155,8 +167,8 @@ def build_one(v, folder, digest):
     }
 
 
-def kept(folder, digest):
-    """Entries of an earlier build that are still good."""
+def kept(folder, wanted):
+    """Entries of an earlier build that are still good: name to entry."""
     try:
         entries = json.loads((folder / "manifest.json").read_text())["kernels"]
     except (OSError, ValueError, KeyError):
@@ -164,7 +176,7 @@ def kept(folder, digest):
     good = {}
     for e in entries:
         path = folder / e["file"]
-        if e["source_sha256"] == digest and path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == e["sha256"]:
+        if e["source_sha256"] == wanted.get(e["name"]) and path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == e["sha256"]:
             good[e["name"]] = e
     return good
 
@@ -173,9 +185,9 @@ def build(folder, jobs):
     import variants
 
     folder.mkdir(parents=True, exist_ok=True)
-    digest = source_hash()
-    names = [v["name"] for v in variants.variants()]
-    entries = kept(folder, digest)
+    wanted = {v["name"]: source_hash(v) for v in variants.variants()}
+    names = list(wanted)
+    entries = kept(folder, wanted)
     todo = [n for n in names if n not in entries]
     # The compiler's own cache would hide a change of the compiler; ours is the manifest.
     with tempfile.TemporaryDirectory() as cache:
@@ -206,8 +218,8 @@ def main():
     if options.only:
         import variants
 
-        chosen, digest = options.only.split(","), source_hash()
-        entries = [build_one(v, options.folder, digest) for v in variants.variants() if v["name"] in chosen]
+        chosen = options.only.split(",")
+        entries = [build_one(v, options.folder) for v in variants.variants() if v["name"] in chosen]
         print(json.dumps(entries))
         return
     manifest = build(options.folder, options.jobs)

@@ -1,14 +1,21 @@
 """What is compiled: every shipped kernel variant and every probe, as data.
 
 `group` "shipped" goes beside the plugin; "probe" exists to show what instructions compute and is never launched in serving.
-`divisible` names arguments that must be multiples of 16 (pointers: of 16 bytes): a promise to the compiler that the
+A name that ends in `_ragged` makes no promise; the launcher takes it where its sibling's are not kept. `divisible` names arguments that must be multiples of 16 (pointers: of 16 bytes): a promise to the compiler that the
 launcher checks. `grid` gives work-groups per axis as formulas over arguments and constants.
 """
 
+import elementwise
 import gemm
 import probe
+import rope
+import tables
 
 BF16, F16, F32, FP8, BF8, U8, I32 = "*bf16", "*fp16", "*fp32", "*fp8e4nv", "*fp8e5", "*u8", "i32"
+STEP, TABLE, FLOAT = "*i32", "*i32", "fp32"
+PLAIN = {"f32": F32, "bf16": BF16, "f16": F16, "fp8": FP8}
+# The two arguments of `rows_of`, behind `step`.
+COUNT = [STEP, I32, I32]
 
 
 def variant(group, name, fn, types, constants, grid, divisible, warps=4, **options):
@@ -27,17 +34,67 @@ def variant(group, name, fn, types, constants, grid, divisible, warps=4, **optio
     }
 
 
-def gemms():
-    for out, out_type in (("bf16", BF16), ("f32", F32)):
-        for bm, bn, bk in ((16, 64, 128), (64, 64, 64), (128, 128, 64)):
-            yield variant(
-                "shipped", f"gemm_bf16_{out}_{bm}x{bn}x{bk}", gemm.gemm,
-                [BF16, BF16, out_type] + [I32] * 6, {"BM": bm, "BN": bn, "BK": bk},
-                ["ceil(M/BM)", "ceil(N/BN)", "1"], ["x", "w", "out", "ldx", "ldw", "ldo"],
-            )
+def promised(name, fn, types, constants, grid, divisible, **options):
+    """A variant whose rows are whole vectors, and its sibling for all others."""
+    yield variant("shipped", name, fn, types, constants, grid, divisible, **options)
+    yield variant("shipped", f"{name}_ragged", fn, types, constants, grid, [], **options)
+
+
+def elementwises():
+    for op in ("silu", "sigmoid"):
+        yield from promised(f"unary_{op}", elementwise.unary, [*COUNT, F32, F32, I32, I32, I32], {"OP": op, "B": 1024},
+                            ["rows", "ceil(D/B)", "1"], ["x", "y", "D", "ldx", "ldy"])
+    for op in ("add", "mul", "silu_mul", "sigmoid_mul"):
+        yield from promised(f"binary_{op}", elementwise.binary, [*COUNT, F32, F32, F32, I32, I32, I32, I32],
+                            {"OP": op, "B": 1024}, ["rows", "ceil(D/B)", "1"], ["a", "b", "y", "D", "lda", "ldb", "ldy"])
+    for x, y in [("f32", k) for k in PLAIN] + [(k, "f32") for k in PLAIN if k != "f32"]:
+        yield variant("shipped", f"convert_{x}_{y}", elementwise.convert, [*COUNT, PLAIN[x], PLAIN[y], I32, I32, I32],
+                      {"B": 1024}, ["rows", "ceil(D/B)", "1"], [])
+    for w in ("f32", "bf16"):
+        for name, b, warps in (("head", 128, 1), ("row", 1024, 4)):
+            yield from promised(f"rmsnorm_{w}_{name}", elementwise.rmsnorm,
+                                [*COUNT, F32, PLAIN[w], F32, I32, I32, I32, I32, FLOAT], {"B": b}, ["rows", "H", "1"],
+                                ["x", "w", "y", "D", "ldx", "ldy"], warps=warps)
+        yield from promised(f"add_rmsnorm_{w}", elementwise.add_rmsnorm,
+                            [*COUNT, F32, F32, PLAIN[w], F32, F32, I32, I32, I32, I32, I32, FLOAT], {"B": 1024},
+                            ["rows", "1", "1"], ["x", "residual", "w", "total", "y", "D", "ldx", "ldr", "ldt", "ldy"])
+
+
+def movers():
+    yield variant("shipped", "table_update", tables.table_update, [STEP, TABLE, I32, I32, I32], {"B": 32}, ["1", "1", "1"],
+                  [], warps=1)
+    for k in ("f32", "bf16", "f16"):
+        yield from promised(f"embedding_{k}", tables.embedding, [STEP, PLAIN[k], F32, I32, I32, I32, I32], {"B": 1024},
+                            ["tokens", "ceil(D/B)", "1"], ["table", "y", "D", "ldt", "ldy"])
+    yield from promised("row_gather", tables.row_gather, [STEP, F32, F32, I32, I32, I32], {"B": 1024},
+                        ["logit rows", "ceil(D/B)", "1"], ["x", "y", "D", "ldx", "ldy"])
+    for name, pairs in (("halves", False), ("pairs", True)):
+        yield variant("shipped", f"rope_{name}", rope.rope, [STEP, F32, F32, F32, I32, I32, I32, I32, I32, FLOAT],
+                      {"PAIRS": pairs, "B": 64}, ["tokens", "H", "1"], [], warps=1)
+
+
+def linears():
+    # One order of K for all tiles: BK and the instruction are the same.
+    for bias in (False, True):
+        for w, exact, tiles in (("bf16", False, ((16, 64, 64), (64, 64, 64), (128, 128, 64))),
+                                ("bf16", True, ((16, 64, 32), (64, 64, 32))), ("f32", True, ((16, 64, 32), (64, 64, 32)))):
+            for bm, bn, bk in tiles:
+                name = f"linear_{w}_{'f32' if exact else 'bf16'}_{bm}x{bn}" + ("_bias" if bias else "")
+                yield from promised(
+                    name, gemm.linear, [*COUNT, F32, PLAIN[w], F32, F32] + [I32] * 5,
+                    {"EXACT": exact, "BIAS": bias, "BM": bm, "BN": bn, "BK": bk}, ["ceil(rows/BM)", "ceil(N/BN)", "1"],
+                    ["x", "w", "y", "K", "ldx", "ldw", "ldy"], warps=8 if bm == 128 else 4,
+                    matrix_instr_nonkdim=16)
 
 
 def probes():
+    for out, out_type in (("bf16", BF16), ("f32", F32)):
+        for bm, bn, bk in ((16, 64, 128), (64, 64, 64), (128, 128, 64)):
+            yield variant(
+                "probe", f"gemm_bf16_{out}_{bm}x{bn}x{bk}", gemm.gemm,
+                [BF16, BF16, out_type] + [I32] * 6, {"BM": bm, "BN": bn, "BK": bk},
+                ["ceil(M/BM)", "ceil(N/BN)", "1"], ["x", "w", "out", "ldx", "ldw", "ldo"],
+            )
     # One output tile per program, so that one launch shows one lane map. 16 and 32 are the two shapes of result.
     for name, kind, depth in (("bf16", BF16, 64), ("f16", F16, 64), ("f32", F32, 32), ("fp8", FP8, 128), ("bf8", BF8, 128)):
         for shape in (16, 32):
@@ -60,6 +117,6 @@ def probes():
 
 def variants():
     """All variants, names unique."""
-    every = [*gemms(), *probes()]
+    every = [*elementwises(), *movers(), *linears(), *probes()]
     assert len({v["name"] for v in every}) == len(every)
     return every
