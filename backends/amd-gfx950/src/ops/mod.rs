@@ -7,8 +7,13 @@
 mod convert;
 mod elementwise;
 mod gemm;
+mod head_norm;
+mod kda;
+mod kda_chunk;
+mod kda_replay;
 mod rmsnorm;
 mod rope;
+mod short_conv;
 mod tables;
 
 use tokenspeed_backend_api::{

@@ -9,5 +9,6 @@ mod gemm;
 mod header;
 mod mutation;
 mod probe;
+mod replay;
 mod stream;
 mod support;
