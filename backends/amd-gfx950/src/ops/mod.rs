@@ -7,6 +7,7 @@
 mod convert;
 mod elementwise;
 mod gemm;
+mod paged;
 mod rmsnorm;
 mod rope;
 mod tables;
