@@ -28,8 +28,16 @@ struct Record {
     repeated: u32,
 }
 
-const FRESH: Record =
-    Record { write_epoch: 0, read_epoch: 0, writer: NOBODY, reader: NOBODY, written: 0, read: 0, in_flight: 0, repeated: 0 };
+const FRESH: Record = Record {
+    write_epoch: 0,
+    read_epoch: 0,
+    writer: NOBODY,
+    reader: NOBODY,
+    written: 0,
+    read: 0,
+    in_flight: 0,
+    repeated: 0,
+};
 
 /// LDS of a work-group.
 #[derive(Debug, Default)]
@@ -99,8 +107,7 @@ impl Lds {
                 w.fail(format!("LDS read at {:#x} while a DMA load to it is in flight", 4 * dword), Some(lane as u32));
                 return None;
             }
-            let others_write =
-                r.writer != me && r.writer != NOBODY && r.writer != SEVERAL && r.repeated >> me & 1 == 0;
+            let others_write = r.writer != me && r.writer != NOBODY && r.writer != SEVERAL && r.repeated >> me & 1 == 0;
             if others_write && r.write_epoch == epoch && r.written & mask != 0 {
                 let what = format!(
                     "LDS race: read at {:#x}, written by wave {} without a barrier between",
@@ -138,7 +145,14 @@ impl Lds {
         self.records.is_empty() || self.check_write(w, lane, at_, bytes, (valid, same))
     }
 
-    fn check_write(&mut self, w: &mut Wave, lane: usize, at: usize, bytes: usize, (valid, unchanged): (bool, bool)) -> bool {
+    fn check_write(
+        &mut self,
+        w: &mut Wave,
+        lane: usize,
+        at: usize,
+        bytes: usize,
+        (valid, unchanged): (bool, bool),
+    ) -> bool {
         let (me, epoch) = (w.index as u8, w.epoch);
         for (dword, mask) in dwords(at, bytes) {
             let cell = &mut self.valid[dword];
