@@ -42,6 +42,12 @@ ops! {
     copy;
     embedding;
     gemm: "f32";
+    kv_move;
+    kv_read;
+    mla_absorb: "f32";
+    mla_attention: "f32";
+    mla_value: "f32";
+    mla_write;
     mul;
     rmsnorm;
     rope;
