@@ -9,6 +9,7 @@ import cache
 import elementwise
 import gemm
 import mla
+import paged
 import probe
 import rope
 import tables
@@ -75,6 +76,21 @@ def movers():
                       {"PAIRS": pairs, "B": 64}, ["tokens", "H", "1"], [], warps=1)
 
 
+def caches():
+    for k in PLAIN:
+        yield variant("shipped", f"kv_write_{k}", paged.kv_write, [STEP, F32, PLAIN[k], TABLE, I32, I32, I32, I32], {"B": 1024},
+                      ["tokens", "ceil(W/B)", "1"], [])
+        for exact, rows in ((False, (16, 64)), (True, (16,))):
+            for bm in rows:
+                for bd in (64, 128):
+                    yield from promised(
+                        f"paged_attention_{k}_{'f32' if exact else 'bf16'}_{bm}x{bd}", paged.paged_attention,
+                        [STEP, F32, PLAIN[k], PLAIN[k], TABLE, F32] + [I32] * 9 + [FLOAT, I32],
+                        {"EXACT": exact, "BM": bm, "BN": 32, "BD": bd, "R": 4 * bd}, ["query tiles", "HKV", "1"],
+                        ["q", "k", "v", "y", "D", "DV", "ldq", "ldy"], warps=4 if bd == 64 else 8, matrix_instr_nonkdim=16,
+                        num_stages=1)
+
+
 def linears():
     # One order of K for all tiles: BK and the instruction are the same.
     for bias in (False, True):
@@ -89,7 +105,7 @@ def linears():
                     matrix_instr_nonkdim=16)
 
 
-def caches():
+def pages():
     for k, kind in PLAIN.items():
         yield variant("shipped", f"kv_read_{k}", cache.kv_read, [STEP, kind, TABLE, F32] + [I32] * 6, {"B": 1024},
                       ["tokens", "ceil(D/B)", "1"], [])
@@ -152,6 +168,6 @@ def probes():
 
 def variants():
     """All variants, names unique."""
-    every = [*elementwises(), *movers(), *linears(), *caches(), *mlas(), *probes()]
+    every = [*elementwises(), *movers(), *caches(), *linears(), *pages(), *mlas(), *probes()]
     assert len({v["name"] for v in every}) == len(every)
     return every

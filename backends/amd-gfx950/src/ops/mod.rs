@@ -9,6 +9,7 @@ mod convert;
 mod elementwise;
 mod gemm;
 mod mla;
+mod paged;
 mod rmsnorm;
 mod rope;
 mod tables;
