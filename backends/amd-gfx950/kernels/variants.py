@@ -5,8 +5,10 @@ A name that ends in `_ragged` makes no promise; the launcher takes it where its 
 launcher checks. `grid` gives work-groups per axis as formulas over arguments and constants.
 """
 
+import cache
 import elementwise
 import gemm
+import mla
 import paged
 import probe
 import rope
@@ -103,6 +105,39 @@ def linears():
                     matrix_instr_nonkdim=16)
 
 
+def pages():
+    for k, kind in PLAIN.items():
+        yield variant("shipped", f"kv_read_{k}", cache.kv_read, [STEP, kind, TABLE, F32] + [I32] * 6, {"B": 1024},
+                      ["tokens", "ceil(D/B)", "1"], [])
+    for k, kind in (("8", "*i8"), ("16", "*i16"), ("32", "*i32")):
+        yield variant("shipped", f"kv_move_{k}", cache.kv_move, [STEP, kind, TABLE] + [I32] * 4, {"B": 1024},
+                      ["rows", "ceil(D/B)", "1"], [])
+
+
+def mlas():
+    for k, kind in PLAIN.items():
+        yield from promised(f"mla_write_{k}", mla.write, [STEP, F32, F32, kind, TABLE] + [I32] * 6 + [FLOAT], {"B": 1024},
+                            ["tokens", "1", "1"], ["x", "w", "cache", "R", "W", "ldx", "ldc"])
+        # With f32 factors, the masks of wide ragged tiles do not fit into scalar registers.
+        for exact, tiles in ((False, ((False, 64), (False, 512), (True, 512))), (True, ((False, 64), (True, 512)))):
+            for full, rb in tiles:
+                name = f"mla_attention_{k}_{'f32' if exact else 'bf16'}_{rb}{'' if full else '_ragged'}"
+                yield variant("shipped", name, mla.attention, [STEP, F32, kind, TABLE, F32] + [I32] * 8 + [FLOAT],
+                              {"EXACT": exact, "FULL": full, "RB": rb, "BM": 16, "BN": 64 if exact else 32, "BK": 32 if exact else 64},
+                              ["ceil(tokens*H/BM)", "1", "1"],
+                              ["q", "cache", "y", "R", "W", "ldq", "ldc", "ldy"] if full else [],
+                              matrix_instr_nonkdim=16)
+    for name, absorb in (("absorb", True), ("value", False)):
+        for w, exact, bk in (("bf16", False, 64), ("bf16", True, 32), ("f32", True, 32)):
+            for bm, full in ((16, True), (16, False), (64, True), (64, False)):
+                yield variant("shipped", f"mla_{name}_{w}_{'f32' if exact else 'bf16'}_{bm}{'' if full else '_ragged'}", mla.project,
+                              [*COUNT, F32, PLAIN[w], F32] + [I32] * 10,
+                              {"ABSORB": absorb, "EXACT": exact, "FULL": full, "BM": bm, "BN": 64, "BK": bk},
+                              ["ceil(rows/BM)", "H", "ceil(N/BN)+ABSORB"],
+                              ["x", "w", "y", "N", "K", "xh", "yh", "ldw", "ldx", "ldy"] if full else [],
+                              matrix_instr_nonkdim=16)
+
+
 def probes():
     for out, out_type in (("bf16", BF16), ("f32", F32)):
         for bm, bn, bk in ((16, 64, 128), (64, 64, 64), (128, 128, 64)):
@@ -133,6 +168,6 @@ def probes():
 
 def variants():
     """All variants, names unique."""
-    every = [*elementwises(), *movers(), *caches(), *linears(), *probes()]
+    every = [*elementwises(), *movers(), *caches(), *linears(), *pages(), *mlas(), *probes()]
     assert len({v["name"] for v in every}) == len(every)
     return every

@@ -4,9 +4,11 @@
 //! Kernels read the step's counts and tokens from the parameter block, whose address is one of the arguments, so that a
 //! plan holds for every step of the program. Kernel names are those of `kernels/variants.py`.
 
+mod cache;
 mod convert;
 mod elementwise;
 mod gemm;
+mod mla;
 mod paged;
 mod rmsnorm;
 mod rope;

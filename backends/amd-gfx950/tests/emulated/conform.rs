@@ -42,7 +42,13 @@ ops! {
     copy;
     embedding;
     gemm: "f32";
+    kv_move;
+    kv_read;
     kv_write;
+    mla_absorb: "f32";
+    mla_attention: "f32";
+    mla_value: "f32";
+    mla_write;
     mul;
     paged_attention: "f32";
     rmsnorm;
