@@ -5,6 +5,7 @@ A name that ends in `_ragged` makes no promise; the launcher takes it where its 
 launcher checks. `grid` gives work-groups per axis as formulas over arguments and constants.
 """
 
+import cache
 import elementwise
 import gemm
 import headnorm
@@ -12,6 +13,8 @@ import kda
 import kda_chunk
 import kda_decode
 import kda_replay
+import mla
+import paged
 import probe
 import rope
 import short_conv
@@ -79,6 +82,21 @@ def movers():
                       {"PAIRS": pairs, "B": 64}, ["tokens", "H", "1"], [], warps=1)
 
 
+def caches():
+    for k in PLAIN:
+        yield variant("shipped", f"kv_write_{k}", paged.kv_write, [STEP, F32, PLAIN[k], TABLE, I32, I32, I32, I32], {"B": 1024},
+                      ["tokens", "ceil(W/B)", "1"], [])
+        for exact, rows in ((False, (16, 64)), (True, (16,))):
+            for bm in rows:
+                for bd in (64, 128):
+                    yield from promised(
+                        f"paged_attention_{k}_{'f32' if exact else 'bf16'}_{bm}x{bd}", paged.paged_attention,
+                        [STEP, F32, PLAIN[k], PLAIN[k], TABLE, F32] + [I32] * 9 + [FLOAT, I32],
+                        {"EXACT": exact, "BM": bm, "BN": 32, "BD": bd, "R": 4 * bd}, ["query tiles", "HKV", "1"],
+                        ["q", "k", "v", "y", "D", "DV", "ldq", "ldy"], warps=4 if bd == 64 else 8, matrix_instr_nonkdim=16,
+                        num_stages=1)
+
+
 def linears():
     # One order of K for all tiles: BK and the instruction are the same.
     for bias in (False, True):
@@ -91,6 +109,39 @@ def linears():
                     {"EXACT": exact, "BIAS": bias, "BM": bm, "BN": bn, "BK": bk}, ["ceil(rows/BM)", "ceil(N/BN)", "1"],
                     ["x", "w", "y", "K", "ldx", "ldw", "ldy"], warps=8 if bm == 128 else 4,
                     matrix_instr_nonkdim=16)
+
+
+def pages():
+    for k, kind in PLAIN.items():
+        yield variant("shipped", f"kv_read_{k}", cache.kv_read, [STEP, kind, TABLE, F32] + [I32] * 6, {"B": 1024},
+                      ["tokens", "ceil(D/B)", "1"], [])
+    for k, kind in (("8", "*i8"), ("16", "*i16"), ("32", "*i32")):
+        yield variant("shipped", f"kv_move_{k}", cache.kv_move, [STEP, kind, TABLE] + [I32] * 4, {"B": 1024},
+                      ["rows", "ceil(D/B)", "1"], [])
+
+
+def mlas():
+    for k, kind in PLAIN.items():
+        yield from promised(f"mla_write_{k}", mla.write, [STEP, F32, F32, kind, TABLE] + [I32] * 6 + [FLOAT], {"B": 1024},
+                            ["tokens", "1", "1"], ["x", "w", "cache", "R", "W", "ldx", "ldc"])
+        # With f32 factors, the masks of wide ragged tiles do not fit into scalar registers.
+        for exact, tiles in ((False, ((False, 64), (False, 512), (True, 512))), (True, ((False, 64), (True, 512)))):
+            for full, rb in tiles:
+                name = f"mla_attention_{k}_{'f32' if exact else 'bf16'}_{rb}{'' if full else '_ragged'}"
+                yield variant("shipped", name, mla.attention, [STEP, F32, kind, TABLE, F32] + [I32] * 8 + [FLOAT],
+                              {"EXACT": exact, "FULL": full, "RB": rb, "BM": 16, "BN": 64 if exact else 32, "BK": 32 if exact else 64},
+                              ["ceil(tokens*H/BM)", "1", "1"],
+                              ["q", "cache", "y", "R", "W", "ldq", "ldc", "ldy"] if full else [],
+                              matrix_instr_nonkdim=16)
+    for name, absorb in (("absorb", True), ("value", False)):
+        for w, exact, bk in (("bf16", False, 64), ("bf16", True, 32), ("f32", True, 32)):
+            for bm, full in ((16, True), (16, False), (64, True), (64, False)):
+                yield variant("shipped", f"mla_{name}_{w}_{'f32' if exact else 'bf16'}_{bm}{'' if full else '_ragged'}", mla.project,
+                              [*COUNT, F32, PLAIN[w], F32] + [I32] * 10,
+                              {"ABSORB": absorb, "EXACT": exact, "FULL": full, "BM": bm, "BN": 64, "BK": bk},
+                              ["ceil(rows/BM)", "H", "ceil(N/BN)+ABSORB"],
+                              ["x", "w", "y", "N", "K", "xh", "yh", "ldw", "ldx", "ldy"] if full else [],
+                              matrix_instr_nonkdim=16)
 
 
 # Ops whose bits agree with those of a fused form or a replay: nothing is contracted behind the source's back.
@@ -195,6 +246,6 @@ def probes():
 
 def variants():
     """All variants, names unique."""
-    every = [*elementwises(), *movers(), *linears(), *linear_attention(), *probes()]
+    every = [*elementwises(), *movers(), *caches(), *linears(), *pages(), *mlas(), *linear_attention(), *probes()]
     assert len({v["name"] for v in every}) == len(every)
     return every

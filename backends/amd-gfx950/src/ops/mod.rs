@@ -4,6 +4,7 @@
 //! Kernels read the step's counts and tokens from the parameter block, whose address is one of the arguments, so that a
 //! plan holds for every step of the program. Kernel names are those of `kernels/variants.py`.
 
+mod cache;
 mod convert;
 mod elementwise;
 mod gemm;
@@ -11,6 +12,8 @@ mod head_norm;
 mod kda;
 mod kda_chunk;
 mod kda_replay;
+mod mla;
+mod paged;
 mod rmsnorm;
 mod rope;
 mod short_conv;

@@ -49,8 +49,16 @@ ops! {
     kda_replay: "f32";
     kda_step;
     kda_verify;
+    kv_move;
+    kv_read;
+    kv_write;
     l2norm;
+    mla_absorb: "f32";
+    mla_attention: "f32";
+    mla_value: "f32";
+    mla_write;
     mul;
+    paged_attention: "f32";
     rmsnorm;
     rope;
     row_gather;
