@@ -59,7 +59,7 @@ def decode(step, q, k, v, f, b, gate, wq, wk, wv, a_log, dt_bias, norm, window, 
         first = gl.load(row + 2)
         end = first + gl.load(row + 3)
         source = gl.load(row + 4).to(gl.int64)
-        # The small inputs first, then the state: loads come back in order.
+        # The small inputs first, then the window, then the state: loads come back in order.
         kind = gl.arange(0, 4, layout=STREAM)[:, None]
         tile = (head * D + gl.arange(0, D, layout=CHANNEL))[None, :]
         used = (kind < 3) & (tile >= 0)
@@ -68,9 +68,6 @@ def decode(step, q, k, v, f, b, gate, wq, wk, wv, a_log, dt_bias, norm, window, 
         taps = gl.where(kind == 0, wq, gl.where(kind == 1, wk, wv)) + tile * 4
         past = window + source * ldw + kind * (H * D) + tile
         x3 = gl.load(x + first * ldx, mask=used, other=0.0)
-        x0 = gl.load(past, mask=used & started, other=0.0).to(gl.float32)
-        x1 = gl.load(past + 3 * H * D, mask=used & started, other=0.0).to(gl.float32)
-        x2 = gl.load(past + 6 * H * D, mask=used & started, other=0.0).to(gl.float32)
         w0 = gl.load(taps, mask=used, other=0.0)
         w1 = gl.load(taps + 1, mask=used, other=0.0)
         w2 = gl.load(taps + 2, mask=used, other=0.0)
@@ -83,8 +80,16 @@ def decode(step, q, k, v, f, b, gate, wq, wk, wv, a_log, dt_bias, norm, window, 
         x_g = gl.load(gate + first * ldg + c)
         x_b = gl.load(b + first * ldb + head)
         at = head * D * D + gl.arange(0, D, layout=VALUES)[:, None] * D + gl.arange(0, D, layout=KEYS)[None, :]
-        s = gl.load(state + source * lds + at, mask=started, other=0.0)
-        vectors = gl.allocate_shared_memory(gl.float32, [4, D], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+        x0 = gl.zeros_like(x3)
+        x1 = x0
+        x2 = x0
+        s = gl.zeros([D, D], gl.float32, STATE)
+        if started:
+            x0 = gl.load(past, mask=used, other=0.0).to(gl.float32)
+            x1 = gl.load(past + 3 * H * D, mask=used, other=0.0).to(gl.float32)
+            x2 = gl.load(past + 6 * H * D, mask=used, other=0.0).to(gl.float32)
+            s = gl.load(state + source * lds + at)
+        vectors = gl.allocate_shared_memory(gl.float32, [4 * D], SHARED)
         decays = gl.allocate_shared_memory(gl.float32, [D], SHARED)
         outputs = gl.allocate_shared_memory(gl.float32, [D], SHARED)
         unit = gl.where(gl.arange(0, 4, layout=STREAM) == 0, scale, 1.0)
@@ -92,7 +97,7 @@ def decode(step, q, k, v, f, b, gate, wq, wk, wv, a_log, dt_bias, norm, window, 
             u = gl.fma(x3, w3, gl.fma(x2, w2, gl.fma(x1, w1, gl.fma(x0, w0, gl.zeros_like(x0)))))
             u = u * sigmoid(u)
             factor = unit / gl.sqrt_rn(gl.convert_layout(pairs(u * u), STREAM) + l2_eps)
-            vectors.store(gl.where(kind == 2, u, u * factor[:, None]))
+            vectors.store(gl.reshape(gl.where(kind == 2, u, u * factor[:, None]), [4 * D]))
             decays.store(gl.exp2(log_decay(x_f, a, bias, bounded, bound) * LOG2_E))
             beta = sigmoid(x_b)
             gates = sigmoid(x_g)
@@ -103,9 +108,9 @@ def decode(step, q, k, v, f, b, gate, wq, wk, wv, a_log, dt_bias, norm, window, 
             x_f = gl.load(f + (t + 1) * ldf + c, mask=more, other=0.0)
             x_g = gl.load(gate + (t + 1) * ldg + c, mask=more, other=0.0)
             x_b = gl.load(b + (t + 1) * ldb + head, mask=more, other=0.0)
-            u_q = vectors.index(0).load(KEYS)
-            u_k = vectors.index(1).load(KEYS)
-            u_v = vectors.index(2).load(VALUES)
+            u_q = vectors.slice(0 * D, D).load(KEYS)
+            u_k = vectors.slice(1 * D, D).load(KEYS)
+            u_v = vectors.slice(2 * D, D).load(VALUES)
             s = s * decays.load(KEYS)[None, :]
             change = beta * (u_v - gl.convert_layout(pairs(s * u_k[None, :]), VALUES))
             left, right = gl.broadcast(change[:, None], u_k[None, :])
