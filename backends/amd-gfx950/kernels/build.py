@@ -1,6 +1,6 @@
 """Compiles every variant for gfx950, without a GPU, into a folder: one .hsaco each and manifest.json.
 
-usage: build.py FOLDER [--jobs N] [--verify [N]]
+usage: build.py FOLDER [--jobs N] [--verify [N]] [--match PREFIX,...]
 
 What is there already and was made from the same sources by the same compiler is kept. `--verify`
 compiles every Nth variant (1: all) again in another folder and fails unless all bytes are equal. A variant that spills, needs scratch or more than 160 KiB of LDS, or
@@ -181,12 +181,13 @@ def kept(folder, wanted):
     return good
 
 
-def build(folder, jobs, every=1):
-    """Compiles what is not there yet, of every `every`th variant; returns the manifest."""
+def build(folder, jobs, every=1, match=("",)):
+    """Compiles what is not there yet, of every `every`th variant whose name begins with one of `match`; returns the manifest."""
     import variants
 
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = {v["name"]: source_hash(v) for v in list(variants.variants())[::every]}
+    chosen = [v for v in variants.variants() if v["name"].startswith(tuple(match))]
+    wanted = {v["name"]: source_hash(v) for v in chosen[::every]}
     names = list(wanted)
     entries = kept(folder, wanted)
     todo = [n for n in names if n not in entries]
@@ -218,6 +219,7 @@ def main():
     parser.add_argument("folder", type=Path)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--verify", type=int, nargs="?", const=1)
+    parser.add_argument("--match", default="", help="only variants whose names begin so, by commas")
     parser.add_argument("--only", help="compile these variants and print their manifest entries")
     options = parser.parse_args()
     if options.only:
@@ -232,7 +234,7 @@ def main():
                 print(f"kernels: {v['name']}: {error}", file=sys.stderr)
         print(json.dumps(entries))
         return
-    manifest = build(options.folder, options.jobs)
+    manifest = build(options.folder, options.jobs, 1, options.match.split(","))
     if options.verify:
         with tempfile.TemporaryDirectory() as other:
             again = build(Path(other), options.jobs, options.verify)

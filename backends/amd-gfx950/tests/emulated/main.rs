@@ -9,5 +9,6 @@ mod gemm;
 mod header;
 mod mutation;
 mod probe;
+mod seeded;
 mod stream;
 mod support;
