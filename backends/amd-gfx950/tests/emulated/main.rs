@@ -10,5 +10,6 @@ mod header;
 mod mutation;
 mod probe;
 mod replay;
+mod seeded;
 mod stream;
 mod support;
