@@ -35,6 +35,15 @@ def product(a, b, acc, EXACT: tl.constexpr):
 
 
 @triton.jit
+def careful(a, b, acc, EXACT: tl.constexpr):
+    """a . b + acc of f32 factors, or of the upper 16 bits of each as two bf16 numbers: where terms cancel."""
+    if EXACT:
+        return tl.dot(a, b, acc, input_precision="ieee")
+    else:
+        return tl.dot(a, b, acc, input_precision="bf16x3")
+
+
+@triton.jit
 def exp(x):
     return tl.exp2(x * LOG2_E)
 
@@ -52,8 +61,8 @@ def inside_tile(k, q, G, base, rows, EXACT: tl.constexpr):
     if tl.min(G - base[None, :]) > -80.0:
         left = exp(G - base[None, :])
         right = tl.trans(k * exp(base[None, :] - G))
-        m = product(k * left, right, zero, EXACT)
-        a = product(q * left, right, zero, EXACT)
+        m = careful(k * left, right, zero, EXACT)
+        a = careful(q * left, right, zero, EXACT)
     else:
         m = zero
         a = zero
@@ -130,16 +139,16 @@ def prepare(step, q, k, v, g, beta, ws_w, ws_q, ws_k, ws_u, ws_a, ws_decay, H, K
                 m = -b * product(x_k * own, other, zero, EXACT)
                 a = product(x_q * own, other, zero, EXACT)
                 tl.store(pa + (before * TILE + rows)[None, :], a.to(ws_a.dtype.element_ty))
-                w = product(m, ws[before], w, True)
-                u = product(m, us[before], u, True)
+                w = careful(m, ws[before], w, EXACT)
+                u = careful(m, us[before], u, EXACT)
             m, a = inside_tile(x_k, x_q, G, base, rows, EXACT)
             a = tl.where(rows[:, None] >= rows[None, :], a, 0.0)
             tl.store(pa + at[None, :], a.to(ws_a.dtype.element_ty))
             for after in tl.static_range(tile + 1, CHUNK // TILE):
                 tl.store(pa + (after * TILE + rows)[None, :], zero.to(ws_a.dtype.element_ty))
             solve = inverse(tl.where(rows[:, None] > rows[None, :], b * m, 0.0), rows)
-            w = product(solve, w, tl.zeros((TILE, BK), tl.float32), True)
-            u = product(solve, u, tl.zeros((TILE, BV), tl.float32), True)
+            w = careful(solve, w, tl.zeros((TILE, BK), tl.float32), EXACT)
+            u = careful(solve, u, tl.zeros((TILE, BV), tl.float32), EXACT)
             tl.store(ws_w + (slot * CHUNK + at[:, None]) * BK + ck[None, :], w.to(ws_w.dtype.element_ty))
             tl.store(ws_u + (slot * BV + cv[None, :]) * CHUNK + at[:, None], u.to(ws_u.dtype.element_ty))
             ks = ks + (x_k,)

@@ -13,6 +13,7 @@ import kda
 import kda_chunk
 import kda_decode
 import kda_replay
+import kda_scan
 import mla
 import paged
 import probe
@@ -181,18 +182,9 @@ def linear_attention():
                             ["ceil(tokens/64)", "H", "1"],
                             ["q", "k", "v", "g", "ws_w", "ws_q", "ws_k", "ws_u", "ws_a", "ws_decay", "K", "V", "ldq", "ldk", "ldv", "ldg"]
                             if b == 128 else [], num_stages=1, matrix_instr_nonkdim=16, **EXACTLY)
-            # One wave needs no exchange of the state; with f32 factors, or odd rows, it would spill.
-            types = [STEP] + [F32] * 5 + [PLAIN[m]] * 5 + [F32] * 3 + [I32] * 10
-            constants = {"EXACT": exact, "BK": b, "BV": b, "PV": 16}
-            name, scan_grid = f"kda_scan_{m}_{b}", ["requests", "H", "ceil(V/PV)"]
-            options = {"num_stages": 1, "matrix_instr_nonkdim": 16, **EXACTLY}
-            if b == 32:
-                yield variant("shipped", name, kda_chunk.scan, types, constants, scan_grid, [], **options)
-            else:
-                yield variant("shipped", name, kda_chunk.scan, types, constants, scan_grid,
-                              ["q", "k", "v", "g", "ws_w", "ws_q", "ws_k", "ws_u", "ws_a", "ws_decay", "state", "K", "V", "ldq", "ldk",
-                               "ldv", "ldg", "lds", "ldo"], warps=4 if exact else 1, **options)
-                yield variant("shipped", f"{name}_ragged", kda_chunk.scan, types, constants, scan_grid, [], **options)
+            yield variant("shipped", f"kda_scan_{m}_{b}", kda_chunk.scan, [STEP] + [F32] * 5 + [PLAIN[m]] * 5 + [F32] * 3 + [I32] * 10,
+                          {"EXACT": exact, "BK": b, "BV": b, "PV": 16}, ["requests", "H", "ceil(V/PV)"],
+                          ["ws_w", "ws_q", "ws_k", "ws_u", "ws_a", "ws_decay"], num_stages=1, matrix_instr_nonkdim=16, **EXACTLY)
     for w in ("f32", "bf16"):
         for keep, form in ((True, "decode"), (False, "candidates")):
             yield variant("shipped", f"kda_{form}_{w}", kda_decode.decode,
@@ -200,6 +192,10 @@ def linear_attention():
                           ["requests", "H", "1"],
                           ["q", "k", "v", "f", "gate", "wq", "wk", "wv", "dt_bias", "norm", "window", "state", "y", "ldq", "ldk", "ldv",
                            "ldf", "ldg", "ldw", "lds", "ldy"], num_stages=1, **EXACTLY)
+    yield variant("shipped", "kda_scan_full", kda_scan.scan, [STEP] + [F32] * 5 + [BF16] * 5 + [F32] * 3 + [I32] * 8, {},
+                  ["requests", "H", "8"],
+                  ["q", "k", "v", "g", "ws_w", "ws_q", "ws_k", "ws_u", "ws_a", "ws_decay", "state", "o", "ldq", "ldk", "ldv", "ldg",
+                   "lds", "ldo"], warps=1, num_stages=1, **EXACTLY)
     # A record's format, a window's; the factors of the gate projection as `linears` have them.
     for r, w in (("f32", "f32"), ("bf16", "f32"), ("bf16", "bf16")):
         for m, exact, bf in (("bf16", False, 64), ("bf16", True, 32), ("f32", True, 32)):

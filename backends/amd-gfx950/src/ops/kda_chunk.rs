@@ -21,14 +21,16 @@ use crate::{
 };
 
 /// Tokens of a chunk.
-const CHUNK: usize = 64;
+pub(super) const CHUNK: usize = 64;
+/// Keys and values of the heads that the specialised scan is made for.
+const FULL: usize = 128;
 /// Values of a head per work-group of the scan, its kernels' `PV`.
 const VALUES: usize = 16;
 
 inventory::submit! { OpEntry { kind: OpKind::KdaChunk, support, plan, pack: None } }
 
 /// Padded keys and values of a head: the kernels' `BK` = `BV`; `None` beyond the largest.
-fn padded(keys: usize, values: usize) -> Option<usize> {
+pub(super) fn padded(keys: usize, values: usize) -> Option<usize> {
     [32, 128].into_iter().find(|most| keys.max(values) <= *most)
 }
 
@@ -55,15 +57,18 @@ fn support(op: &OpDesc, settings: &Settings) -> Support {
     if settings.precision == Precision::Bf16 {
         support.rounding = Rounding::Bf16;
     }
-    if tokens >= CHUNK {
-        let [factors @ .., decay] = parts(size);
-        let bytes = factors.iter().sum::<usize>() * factor_bytes(settings) + decay * 4;
-        support.workspace_bytes = (tokens.div_ceil(CHUNK) * heads * bytes) as u64;
-    }
+    support.workspace_bytes = scratch_bytes(tokens, heads, size, settings) as u64;
     support
 }
 
-fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
+/// Scratch of a program of so many tokens and heads of a padded size.
+pub(super) fn scratch_bytes(tokens: usize, heads: usize, size: usize, settings: &Settings) -> usize {
+    let [factors @ .., decay] = parts(size);
+    let bytes = factors.iter().sum::<usize>() * factor_bytes(settings) + decay * 4;
+    if tokens < CHUNK { 0 } else { tokens.div_ceil(CHUNK) * heads * bytes }
+}
+
+pub(super) fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let [q, k, v, g, beta, state, o] = op.operands else { unreachable!("checked") };
     if op.workspace == 0 || (op.capacity(q) as usize) < CHUNK {
         return kda::plan(op, plan, "step");
@@ -101,8 +106,13 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let heads = Extent::Fixed(heads as u32);
     let prepare = [&inputs[..], &scratch].concat();
     plan.launch(&format!("kda_prepare_{factors}_{size}"), [q.rows(CHUNK as u32), heads, Extent::ONE], &prepare)?;
-    let states = [("state", state.pointer()), ("o", o.pointer()), ("lds", state.stride()), ("ldo", o.stride())];
-    let scan = [&prepare[..], &states].concat();
-    let panels = Extent::Fixed(values.div_ceil(VALUES) as u32);
-    Ok(plan.launch(&format!("kda_scan_{factors}_{size}"), [REQUESTS, heads, panels], &scan)?)
+    let mut scan = prepare;
+    scan.extend([("state", state.pointer()), ("o", o.pointer()), ("lds", state.stride()), ("ldo", o.stride())]);
+    let grid = [REQUESTS, heads, Extent::Fixed(values.div_ceil(VALUES) as u32)];
+    if factors == "bf16" && (keys, values) == (FULL, FULL) && plan.library().get("kda_scan_full")?.keeps_promises(&scan)
+    {
+        scan.retain(|(name, _)| !matches!(*name, "K" | "V"));
+        return Ok(plan.launch("kda_scan_full", grid, &scan)?);
+    }
+    Ok(plan.launch(&format!("kda_scan_{factors}_{size}"), grid, &scan)?)
 }

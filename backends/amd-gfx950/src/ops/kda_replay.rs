@@ -72,7 +72,10 @@ fn support(op: &OpDesc, settings: &Settings) -> Support {
     let formats = (record.dtype, window.dtype);
     let known = [(DType::F32, DType::F32), (DType::BF16, DType::F32), (DType::BF16, DType::BF16)];
     if !known.contains(&formats) {
-        return Support::no(format!("a record of {} with a window of {}: f32 or bf16 both, or bf16 with f32", formats.0, formats.1));
+        return Support::no(format!(
+            "a record of {} with a window of {}: f32 or bf16 both, or bf16 with f32",
+            formats.0, formats.1
+        ));
     }
     let (d, gate_width) = (state.dims[3], wf.row_len());
     if d > SMALL && (d, gate_width) != (FULL, FULL as usize) {
@@ -129,7 +132,11 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
         arguments.extend([("D", int(d)), ("F", int(gate_width))]);
         format!("{name}_{SMALL}")
     };
-    plan.launch(&kernel, [REQUESTS, Extent::Fixed(heads as u32), Extent::Fixed(d.div_ceil(VALUES) as u32)], &arguments)?;
+    plan.launch(
+        &kernel,
+        [REQUESTS, Extent::Fixed(heads as u32), Extent::Fixed(d.div_ceil(VALUES) as u32)],
+        &arguments,
+    )?;
     let channels = heads * d;
     let arguments = [
         op.step(),

@@ -11,6 +11,7 @@ mod gemm;
 mod head_norm;
 mod kda;
 mod kda_chunk;
+mod kda_mix;
 mod kda_replay;
 mod mla;
 mod paged;

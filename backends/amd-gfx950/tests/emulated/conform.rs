@@ -45,6 +45,7 @@ ops! {
     gemm: "f32";
     kda_chunk: "f32";
     kda_gate;
+    kda_mix: "f32";
     kda_record;
     kda_replay: "f32";
     kda_step;
