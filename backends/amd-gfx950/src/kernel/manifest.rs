@@ -110,7 +110,7 @@ pub enum ManifestError {
         name: String,
     },
     /// A code object is not the one that the manifest describes.
-    #[error("{path}: not the file that manifest.json describes; make or install the kernels again (sha256 {found:.16}…, expected {expected:.16}…)", path = path.display())]
+    #[error("{path}: not what manifest.json describes; make or install the kernels again (sha256 {found:.16}…, expected {expected:.16}…)", path = path.display())]
     Mismatch {
         /// File.
         path: PathBuf,
