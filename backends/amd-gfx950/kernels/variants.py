@@ -9,6 +9,7 @@ import cache
 import elementwise
 import gemm
 import mla
+import mla_decode
 import paged
 import probe
 import rope
@@ -127,6 +128,12 @@ def mlas():
                               ["ceil(tokens*H/BM)", "1", "1"],
                               ["q", "cache", "y", "R", "W", "ldq", "ldc", "ldy"] if full else [],
                               matrix_instr_nonkdim=16)
+    for k, keys in (("bf16", 32), ("fp8", 64)):
+        for rows, ra, rb, warps in ((16, 16, 0, 4), (64, 32, 16, 4), (128, 64, 32, 8)):
+            yield variant("shipped", f"mla_decode_{k}_{ra + rb}", mla_decode.decode,
+                          [STEP, F32, PLAIN[k], TABLE, F32, BF16, F32] + [I32] * 9 + [FLOAT],
+                          {"ROWS": rows, "RA": ra, "RB": rb, "KEYS": keys, "STAGES": 3}, ["256", "1", "1"],
+                          ["q", "cache", "y", "partial", "sums", "ldq", "ldc", "ldy"], warps=warps)
     for name, absorb in (("absorb", True), ("value", False)):
         for w, exact, bk in (("bf16", False, 64), ("bf16", True, 32), ("f32", True, 32)):
             for bm, full in ((16, True), (16, False), (64, True), (64, False)):
