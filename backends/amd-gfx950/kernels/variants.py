@@ -1,8 +1,8 @@
 """What is compiled: every shipped kernel variant and every probe, as data.
 
 `group` "shipped" goes beside the plugin; "probe" exists to show what instructions compute and is never launched in serving.
-A name that ends in `_ragged` makes no promise; the launcher takes it where its sibling's are not kept. `divisible` names arguments that must be multiples of 16 (pointers: of 16 bytes): a promise to the compiler that the
-launcher checks. `grid` gives work-groups per axis as formulas over arguments and constants.
+A name that ends in `_ragged` makes no promise; the launcher takes it where its sibling's are not kept. `divisible` names
+arguments that must be multiples of 16 (pointers: of 16 bytes): a promise to the compiler that the launcher checks. `grid` gives work-groups per axis as formulas over arguments and constants.
 """
 
 import cache
@@ -177,8 +177,20 @@ def probes():
     yield variant("probe", "ticket", probe.ticket, [F32, F32, "*i32", "*i32", I32], {"B": 256}, ["programs", "1", "1"], [])
 
 
+# One line each: what this file lists.
+LISTS = [
+    elementwises,
+    movers,
+    caches,
+    pages,
+    mlas,
+    linears,
+    probes,
+]
+
+
 def variants():
     """All variants, names unique."""
-    every = [*elementwises(), *movers(), *caches(), *linears(), *pages(), *mlas(), *probes()]
+    every = [v for list_of in LISTS for v in list_of()]
     assert len({v["name"] for v in every}) == len(every)
     return every

@@ -48,8 +48,7 @@ fn plan_read(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let d = row_len(cache);
     let [a, b, c, e, f] = pages(cache, table);
     let back = int(op.op.attrs().i[1] as usize);
-    let arguments =
-        [op.step(), a, b, c, e, f, ("y", y.pointer()), ("D", int(d)), ("ldy", y.stride()), ("back", back)];
+    let arguments = [op.step(), a, b, c, e, f, ("y", y.pointer()), ("D", int(d)), ("ldy", y.stride()), ("back", back)];
     let kernel = format!("kv_read_{}", format_name(cache.tensor.dtype).expect("a cache format"));
     let grid = [y.rows(1), Extent::Fixed(d.div_ceil(PANEL) as u32), Extent::ONE];
     Ok(plan.launch(&kernel, grid, &arguments)?)

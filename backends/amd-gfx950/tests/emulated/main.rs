@@ -10,5 +10,6 @@ mod header;
 mod mla;
 mod mutation;
 mod probe;
+mod seeded;
 mod stream;
 mod support;
