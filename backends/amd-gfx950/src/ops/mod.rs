@@ -9,6 +9,7 @@ mod convert;
 mod elementwise;
 mod gemm;
 mod mla;
+mod mla_split;
 mod paged;
 mod rmsnorm;
 mod rope;
