@@ -29,7 +29,7 @@ use crate::{
     bug::seeded,
     cache::{
         copies::CopyOrder,
-        index::STORES_MAX,
+        index::{FoundPath, STORES_MAX},
         memory::{Memory, MemorySize},
     },
     client::{Limits, Metrics},
@@ -237,7 +237,7 @@ impl EngineState {
         };
         Ok(Self {
             queues: Queues::new(config.max_waiting, config.max_num_seqs),
-            scheduler: Scheduler::new(limits, config.blocks_per_row, config.max_waiting, config.scheduling.policy()),
+            scheduler: Scheduler::new(limits, config.max_waiting, config.scheduling.policy()),
             memory,
             sampler: Sampler::new(config.tokenizer_vocab_size),
             parts: StepParts::new(capacity),
@@ -279,7 +279,8 @@ impl EngineState {
         let mut tokens = prompt;
         tokens.reserve_exact((max_len - prompt_tokens) as usize);
         let namespace = self.memory.index.open(&self.config.model_id, cache_salt.as_deref());
-        let mut hashes = Vec::with_capacity(self.memory.pages_of(max_len) as usize);
+        let max_pages = self.memory.pages_of(max_len) as usize;
+        let mut hashes = Vec::with_capacity(max_pages);
         if self.config.prefix_cache {
             let whole = (prompt_tokens / self.config.block_tokens) as usize;
             self.memory.index.hash_pages(&namespace, &tokens, whole, &mut hashes);
@@ -295,6 +296,7 @@ impl EngineState {
             history,
             namespace,
             hashes,
+            found: FoundPath::with_capacity(if self.config.prefix_cache { max_pages } else { 0 }),
             marks: Vec::with_capacity(if self.memory.has_states() { MARKS_MAX } else { 0 }),
             drafts: Drafts::new(self.config.speculation.as_ref(), self.drafting.is_some(), max_len),
             guide: constraint.map_or(Guide::Free, |constraint| {
