@@ -280,11 +280,6 @@ impl EngineState {
         tokens.reserve_exact((max_len - prompt_tokens) as usize);
         let namespace = self.memory.index.open(&self.config.model_id, cache_salt.as_deref());
         let max_pages = self.memory.pages_of(max_len) as usize;
-        let mut hashes = Vec::with_capacity(max_pages);
-        if self.config.prefix_cache {
-            let whole = (prompt_tokens / self.config.block_tokens) as usize;
-            self.memory.index.hash_pages(&namespace, &tokens, whole, &mut hashes);
-        }
         let prompt_logprobs = sampling.prompt_logprobs.map(|_| Vec::with_capacity(tokens.len() - 1));
         let mut body = Body {
             id,
@@ -295,7 +290,7 @@ impl EngineState {
             max_len,
             history,
             namespace,
-            hashes,
+            hashes: Vec::with_capacity(max_pages),
             found: FoundPath::with_capacity(if self.config.prefix_cache { max_pages } else { 0 }),
             marks: Vec::with_capacity(if self.memory.has_states() { MARKS_MAX } else { 0 }),
             drafts: Drafts::new(self.config.speculation.as_ref(), self.drafting.is_some(), max_len),
@@ -317,6 +312,11 @@ impl EngineState {
             overtaken_steps: 0,
         };
         self.scheduler.foresee(&mut body, &self.memory);
+        if self.config.prefix_cache {
+            // Now rather than in a step.
+            let whole = (prompt_tokens / self.config.block_tokens) as usize;
+            self.memory.index.hash_pages(&body.namespace, &body.tokens, whole, &mut body.hashes);
+        }
         self.queues.wait(Waiting::Queued(Sequence::new(Box::new(body))));
         Ok(id)
     }

@@ -245,15 +245,15 @@ impl Memory {
     pub fn start_load(
         &mut self,
         namespace: &Namespace,
-        hashes: &[u64],
         tokens: &[u32],
         max_pages: usize,
+        hashes: &mut Vec<u64>,
         (path, n_resumable): (&[NodeId], usize),
         margin: u32,
     ) -> Option<LoadId> {
         let mut whole = Vec::with_capacity(max_pages);
         whole.extend_from_slice(path);
-        self.index.find_anywhere(namespace, hashes, tokens, max_pages, &mut whole);
+        self.index.find_anywhere(namespace, tokens, max_pages, hashes, &mut whole);
         let resumable = |memory: &Self, path: &[NodeId]| {
             let components: [&dyn Resume; 2] = [&PagedRows, &StatesAnywhere(&memory.index)];
             joint_match(&components[..if memory.has_states() { 2 } else { 1 }], path)

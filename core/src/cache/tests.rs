@@ -97,9 +97,13 @@ impl Asker {
     /// What the index finds is what the twin finds, and what a text that was never looked for before would find.
     fn ask(&mut self, memory: &Memory, twin: &mut Twin, max_pages: usize) -> usize {
         let Self { namespace, salt, tokens, hashes, found } = self;
-        memory.index.find(namespace, hashes, tokens, max_pages, found);
-        let mut anew = FoundPath::default();
-        memory.index.find(namespace, hashes, tokens, max_pages, &mut anew);
+        memory.index.find(namespace, tokens, max_pages, hashes, found);
+        let (mut hashes_anew, mut anew) = (Vec::new(), FoundPath::default());
+        memory.index.find(namespace, tokens, max_pages, &mut hashes_anew, &mut anew);
+        let n = hashes_anew.len();
+        let mut computed = Vec::new();
+        memory.index.hash_pages(namespace, tokens, n, &mut computed);
+        assert_eq!((&hashes_anew, &hashes[..n]), (&computed, &computed[..]), "hashes found are those computed");
         assert_eq!((found.nodes(), found.nodes().len()), (anew.nodes(), twin.n_found(salt, tokens, max_pages)));
         found.nodes().len()
     }
@@ -163,10 +167,8 @@ fn equals_the_naive_twin() {
                     let tokens: Vec<u32> = (0..n_tokens).map(|_| u32::from(rng.below(6) == 0)).collect();
                     let salt = [None, Some(String::new()), Some("a".into())][rng.below(3) as usize].clone();
                     let namespace = memory.index.open("m", salt.as_deref());
-                    let (mut hashes, max_pages) = (Vec::new(), rng.below(11) as usize);
-                    let whole = n_tokens / PAGE_TOKENS as usize;
-                    memory.index.hash_pages(&namespace, &tokens, whole, &mut hashes);
-                    askers.push(Asker { namespace, salt, tokens, hashes, found: FoundPath::default() });
+                    let max_pages = rng.below(11) as usize;
+                    askers.push(Asker { namespace, salt, tokens, hashes: Vec::new(), found: FoundPath::default() });
                     let at = rng.below(askers.len() as u32) as usize;
                     let n_found = askers[at].ask(&memory, &mut twin, max_pages);
                     if rng.below(2) > 0 {
@@ -247,8 +249,7 @@ fn published(memory: &mut Memory, namespace: &Namespace, tokens: &[u32]) -> Leas
 fn n_found(memory: &Memory, namespace: &Namespace, tokens: &[u32]) -> usize {
     let (mut hashes, mut path) = (Vec::new(), FoundPath::default());
     let whole = tokens.len() / PAGE_TOKENS as usize;
-    memory.index.hash_pages(namespace, tokens, whole, &mut hashes);
-    memory.index.find(namespace, &hashes, tokens, whole, &mut path);
+    memory.index.find(namespace, tokens, whole, &mut hashes, &mut path);
     path.nodes().len()
 }
 
@@ -261,7 +262,7 @@ fn an_equal_hash_is_not_believed() {
     memory.index.hash_pages(&namespace, &[1, 2, 3], 1, &mut hashes);
     let n_found = |memory: &Memory, hashes: &[u64], tokens: &[u32]| {
         let mut path = FoundPath::default();
-        memory.index.find(&namespace, hashes, tokens, 2, &mut path);
+        memory.index.find(&namespace, tokens, 2, &mut hashes.to_vec(), &mut path);
         path.nodes().len()
     };
     assert_eq!(n_found(&memory, &hashes, &[1, 2, 4]), 0, "same hash, other tokens");

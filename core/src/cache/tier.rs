@@ -98,12 +98,12 @@ impl PrefixIndex {
     pub(super) fn find_anywhere(
         &self,
         namespace: &Namespace,
-        hashes: &[u64],
         tokens: &[u32],
         max_pages: usize,
+        hashes: &mut Vec<u64>,
         path: &mut Vec<NodeId>,
     ) {
-        self.walk(namespace, hashes, tokens, max_pages, path, |_| true);
+        self.walk(namespace, tokens, max_pages, hashes, path, |_| true);
     }
 
     /// A page leaves the device: what is being copied may be overwritten from now on.

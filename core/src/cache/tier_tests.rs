@@ -115,11 +115,10 @@ impl World {
         let namespace = self.memory.index.open("m", None);
         let (mut hashes, mut path) = (Vec::new(), FoundPath::default());
         let most = (tokens.len() - 1) / PAGE_TOKENS as usize;
-        self.memory.index.hash_pages(&namespace, &tokens, most, &mut hashes);
-        self.memory.index.find(&namespace, &hashes, &tokens, most, &mut path);
+        self.memory.index.find(&namespace, &tokens, most, &mut hashes, &mut path);
         let n_found = self.memory.n_resumable(path.nodes());
         let path = (path.nodes(), n_found);
-        if !from_load && let Some(load) = self.memory.start_load(&namespace, &hashes, &tokens, most, path, 1) {
+        if !from_load && let Some(load) = self.memory.start_load(&namespace, &tokens, most, &mut hashes, path, 1) {
             self.waiters.push(Waiter { namespace, tokens, load, is_gone: false });
             return;
         }

@@ -1,8 +1,13 @@
 //! Finding the cached pages that a text starts with.
 //!
-//! Hashes lead to candidates; parents and tokens decide. What was found is remembered beside the text ([`FoundPath`]), so
-//! that asking again costs what changed since: a page is still what it was if it has been on the device all the time, and
-//! then so have all before it, because what a page continues outlives it there.
+//! Parents and tokens decide. Where texts part, hashes lead to candidates; where they do not, the newest continuation of the
+//! page before is tried first, and its hash need not be computed: tokens that follow an equal text and are equal have it. So
+//! a prompt costs one comparison of what is cached, and hashing of the rest. What was found is remembered beside the text
+//! ([`FoundPath`]), so that asking again costs what changed since: a page is still what it was if it has been on the device
+//! all the time, and then so have all before it, because what a page continues outlives it there.
+//!
+//! Rejected: hashing the whole prompt first and looking up many pages at once. It reads memory in parallel, where the pages
+//! of a text lie scattered; they seldom do, because texts are published and evicted in one go.
 
 use super::{
     index::PrefixIndex,
@@ -11,9 +16,6 @@ use super::{
     node::{Node, NodeId, Parent},
 };
 use crate::bug::seeded;
-
-/// Pages looked up together.
-const LOOK_AHEAD: usize = 16;
 
 /// The cached pages that a text starts with, as found last. Belongs to one text in one namespace; holds nothing.
 #[derive(Debug, Default)]
@@ -50,9 +52,16 @@ impl PrefixIndex {
         }
     }
 
-    /// The longest path of pages on the device along `hashes` (at most `max_pages`) whose tokens are those of `tokens`.
-    /// Changes nothing. O(pages found or lost since `path` was found last).
-    pub fn find(&self, namespace: &Namespace, hashes: &[u64], tokens: &[u32], max_pages: usize, path: &mut FoundPath) {
+    /// The longest path of pages on the device that `tokens` start with, at most `max_pages`; their `hashes` are known then.
+    /// Changes nothing else. O(pages found or lost since `path` was found last).
+    pub fn find(
+        &self,
+        namespace: &Namespace,
+        tokens: &[u32],
+        max_pages: usize,
+        hashes: &mut Vec<u64>,
+        path: &mut FoundPath,
+    ) {
         let max_pages = if seeded!(NothingIsEverFound) { 0 } else { max_pages };
         path.nodes.truncate(max_pages);
         while path.nodes.last().is_some_and(|&last| !self.is_as_found(last, path.n_puts)) {
@@ -60,7 +69,7 @@ impl PrefixIndex {
         }
         path.n_puts = self.n_puts;
         // Further pages may be in host memory.
-        self.walk(namespace, hashes, tokens, max_pages, &mut path.nodes, |node| node.page.is_some());
+        self.walk(namespace, tokens, max_pages, hashes, &mut path.nodes, |node| node.page.is_some());
     }
 
     /// Whether a page that was found when so many had come to the device has been there since.
@@ -69,42 +78,37 @@ impl PrefixIndex {
         node.is_some_and(|node| node.page.is_some() && (node.put <= n_puts || seeded!(FoundPathIsNotChecked)))
     }
 
-    /// Extend `path` to the longest one of nodes along `hashes` that are `wanted`, and whose tokens are those of `tokens`.
+    /// Extend `path` to the longest one of nodes that are `wanted` and hold what `tokens` start with.
     pub(super) fn walk(
         &self,
         namespace: &Namespace,
-        hashes: &[u64],
         tokens: &[u32],
         max_pages: usize,
+        hashes: &mut Vec<u64>,
         path: &mut Vec<NodeId>,
         wanted: impl Fn(&Node) -> bool,
     ) {
-        let mut parent = path.last().map_or(Parent::Root(namespace.index), |&NodeId(last)| Parent::Node(last));
-        // Whoever asks again seldom finds more.
-        let mut n_ahead = if path.is_empty() { LOOK_AHEAD } else { 1 };
-        let max_pages = max_pages.min(hashes.len()).min(tokens.len() / self.page_tokens);
-        while path.len() < max_pages {
-            let from = path.len();
-            let end = max_pages.min(from + n_ahead);
-            let hashes = &hashes[from..end];
-            // First all reads that do not depend on another page's: the memory answers them at once.
-            let mut found = [NONE; LOOK_AHEAD];
-            for (found, &hash) in found.iter_mut().zip(hashes) {
-                *found = self.buckets[self.bucket(hash)];
+        let mut pages = tokens.chunks_exact(self.page_tokens).take(max_pages).skip(path.len());
+        let mut last = path.last().map(|&NodeId(last)| last);
+        while let Some(page) = pages.next() {
+            let newest = last.map_or(NONE, |last| self.node(last).first_child);
+            let at = if newest != NONE && self.tokens_of(newest) == page {
+                newest
+            } else {
+                self.hash_pages(namespace, tokens, path.len() + 1, hashes);
+                let parent = last.map_or(Parent::Root(namespace.index), Parent::Node);
+                let Some(at) = self.child(parent, hashes[path.len()], page) else { return };
+                at
+            };
+            let node = self.node(at);
+            if hashes.len() == path.len() {
+                hashes.push(node.hash);
             }
-            for (found, &hash) in found.iter_mut().zip(hashes) {
-                *found = self.skip_to(*found, hash);
+            if !wanted(node) {
+                return;
             }
-            let pages = tokens[from * self.page_tokens..].chunks_exact(self.page_tokens);
-            for ((&found, &hash), page) in found.iter().zip(hashes).zip(pages) {
-                let Some(node) = self.child_from(found, parent, hash, page) else { return };
-                if !wanted(self.node(node)) {
-                    return;
-                }
-                path.push(NodeId(node));
-                parent = Parent::Node(node);
-            }
-            n_ahead = LOOK_AHEAD;
+            path.push(NodeId(at));
+            last = Some(at);
         }
     }
 

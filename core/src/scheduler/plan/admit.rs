@@ -122,7 +122,7 @@ impl Scheduler {
         }
         let max_pages = self.reusable_pages(body, memory);
         let path = (body.found.nodes(), n_found);
-        let load = memory.start_load(&body.namespace, &body.hashes, &body.tokens, max_pages, path, margin)?;
+        let load = memory.start_load(&body.namespace, &body.tokens, max_pages, &mut body.hashes, path, margin)?;
         body.n_loads += 1;
         Some(load)
     }
@@ -143,8 +143,7 @@ impl Scheduler {
             return 0;
         }
         let max_pages = self.reusable_pages(body, memory);
-        memory.index.hash_pages(&body.namespace, &body.tokens, max_pages, &mut body.hashes);
-        memory.index.find(&body.namespace, &body.hashes, &body.tokens, max_pages, &mut body.found);
+        memory.index.find(&body.namespace, &body.tokens, max_pages, &mut body.hashes, &mut body.found);
         let (n_seen, n_found) = (body.found.nodes().len(), memory.n_resumable(body.found.nodes()));
         if memory.has_states() {
             let (len, page_tokens) = (body.len(), memory.page_tokens());
