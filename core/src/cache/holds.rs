@@ -42,7 +42,7 @@ impl PrefixIndex {
     /// A page that somebody holds from now on.
     fn take_off_list(&mut self, at: u32) {
         if !seeded!(HeldPageIsEvicted) {
-            self.unpinned.remove(at);
+            self.unpinned.remove(&mut self.nodes, at);
         }
     }
 
@@ -109,7 +109,7 @@ impl PrefixIndex {
     }
 
     fn let_go(&mut self, at: u32) {
-        self.unpinned.push(at);
+        self.unpinned.push(&mut self.nodes, at);
         self.offer(at);
     }
 
@@ -153,7 +153,7 @@ impl PrefixIndex {
                 self.drop_unit(at);
             }
             if on_device {
-                self.unpinned.remove(at);
+                self.unpinned.remove(&mut self.nodes, at);
                 forgotten.push(self.drop_page(at));
             }
         }

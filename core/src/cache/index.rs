@@ -1,6 +1,6 @@
 //! The prefix index: a tree of computed pages, found by hash chain, evicted oldest first and leaves first.
 //!
-//! Everything is allocated once: node arrays, token copies and hash buckets are sized by the page pool, so a step never
+//! Everything is allocated once: node arrays, token copies and the hash table are sized by the page pool, so a step never
 //! allocates however the cache churns. Rejected: a radix tree over tokens (splits nodes, so blocks and nodes part ways)
 //! and a standard hash map (rehashes when it pleases).
 //!
@@ -10,11 +10,13 @@
 use super::{
     events::{EventRing, Tier},
     hash::PageHasher,
-    lru::{Link, Lru, NONE},
+    lru::{Ends, Link, NONE},
+    memory::MemorySize,
     namespace::{Namespace, Namespaces},
     node::{Node, Parent},
     pool::{Handle, Page, StateSlot},
     snapshots::{SnapshotRef, Snapshots},
+    table::HashTable,
     tier::HostMemory,
 };
 pub use super::{holds::PathRef, node::NodeId, walk::FoundPath};
@@ -57,10 +59,9 @@ pub struct PrefixIndex {
     /// `[node][page_tokens]`.
     tokens: Vec<u32>,
     free: Vec<u32>,
-    /// First node of each bucket; the number of buckets is a power of two.
-    pub(super) buckets: Vec<u32>,
+    pub(super) table: HashTable,
     /// On the device and held by nobody.
-    pub(super) unpinned: Lru,
+    pub(super) unpinned: Ends,
     /// Pages that ever came to the device.
     pub(super) n_puts: u64,
     pub(super) snapshots: Snapshots,
@@ -74,10 +75,10 @@ pub struct PrefixIndex {
 }
 
 impl PrefixIndex {
-    /// An empty index for at most `max_pages` pages on the device and (pages, states) in host memory, which keeps its last
-    /// `max_events` events.
-    pub fn new(secret: [u64; 2], page_tokens: u32, max_pages: u32, host: (u32, u32), max_events: u32) -> Self {
-        let max_pages = max_pages + host.0;
+    /// An empty index.
+    pub fn new(size: &MemorySize) -> Self {
+        let MemorySize { secret, page_tokens, host, .. } = *size;
+        let max_pages = size.pages + host.0;
         Self {
             secret,
             hasher: PageHasher::new(secret, page_tokens as usize),
@@ -85,13 +86,13 @@ impl PrefixIndex {
             nodes: (0..max_pages).map(|_| None).collect(),
             tokens: vec![0; max_pages as usize * page_tokens as usize],
             free: (0..max_pages).rev().collect(),
-            buckets: vec![NONE; (max_pages as usize * 2).next_power_of_two()],
-            unpinned: Lru::new(max_pages),
+            table: HashTable::new(max_pages),
+            unpinned: Ends::new(),
             n_puts: 0,
-            snapshots: Snapshots::new(max_pages),
+            snapshots: Snapshots::new(if size.states.is_some() { max_pages } else { 0 }),
             namespaces: Namespaces::default(),
             host: HostMemory::new(max_pages, host.0, host.1),
-            events: EventRing::new(page_tokens, max_events),
+            events: EventRing::new(page_tokens, size.events),
             is_clearing: false,
             void_stores: Vec::with_capacity(STORES_MAX),
         }
@@ -181,10 +182,10 @@ impl PrefixIndex {
         if siblings.next != NONE {
             self.node_mut(siblings.next).siblings.previous = at;
         }
-        let bucket = self.bucket(hash);
-        let next_in_bucket = std::mem::replace(&mut self.buckets[bucket], at);
+        self.table.insert(hash, at);
+        let let_go = Link::OUTSIDE;
         self.nodes[at as usize] =
-            Some(Node { hash, put: 0, parent, page: None, holds: 0, next_in_bucket, first_child: NONE, siblings });
+            Some(Node { hash, put: 0, parent, page: None, holds: 0, first_child: NONE, siblings, let_go });
         self.tokens[at as usize * self.page_tokens..][..self.page_tokens].copy_from_slice(tokens);
         (Published::New, self.put(path, at, own))
     }
@@ -210,9 +211,9 @@ impl PrefixIndex {
 
     /// Forget the page unused for longest and return it; never one in use or with a cached continuation.
     pub fn evict(&mut self) -> Option<Evicted> {
-        let newest = seeded!(NewestIsEvictedFirst).then(|| self.unpinned.iter().last()).flatten();
+        let newest = seeded!(NewestIsEvictedFirst).then(|| self.unpinned.iter(&self.nodes).last()).flatten();
         let at = newest.or(self.unpinned.oldest())?;
-        self.unpinned.remove(at);
+        self.unpinned.remove(&mut self.nodes, at);
         Some(self.drop_page(at))
     }
 
@@ -270,16 +271,7 @@ impl PrefixIndex {
             Parent::Node(_) if previous != NONE => self.node_mut(previous).siblings.next = next,
             Parent::Node(parent) => self.node_mut(parent).first_child = next,
         }
-        let bucket = self.bucket(node.hash);
-        if self.buckets[bucket] == at {
-            self.buckets[bucket] = node.next_in_bucket;
-        } else {
-            let mut before = self.buckets[bucket];
-            while self.node(before).next_in_bucket != at {
-                before = self.node(before).next_in_bucket;
-            }
-            self.node_mut(before).next_in_bucket = node.next_in_bucket;
-        }
+        self.table.remove(node.hash, at);
         self.free.push(at);
     }
 
@@ -377,7 +369,7 @@ impl PrefixIndex {
             }
         }
         let mut position = vec![None; n];
-        for (i, at) in self.unpinned.iter().enumerate() {
+        for (i, at) in self.unpinned.iter(&self.nodes).enumerate() {
             position[at as usize] = Some(i);
         }
         for (at, node) in self.nodes.iter().enumerate() {
@@ -409,7 +401,7 @@ impl PrefixIndex {
             }
         }
         let used = self.nodes.iter().flatten().count();
-        if used + self.free.len() != n || self.unpinned.iter().count() != self.unpinned.len() as usize {
+        if used + self.free.len() != n || self.unpinned.iter(&self.nodes).count() != self.unpinned.len() as usize {
             return Err(format!("{used} nodes used, {} free, of {n}", self.free.len()));
         }
         Ok(())

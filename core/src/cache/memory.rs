@@ -61,7 +61,7 @@ impl Memory {
             releases: 0,
             drafted: vec![false; size.pages.max(1) as usize],
             copies: Copies::new(size.host.0 > 0),
-            index: PrefixIndex::new(size.secret, size.page_tokens, size.pages, size.host, size.events),
+            index: PrefixIndex::new(&size),
         }
     }
 

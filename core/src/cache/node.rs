@@ -5,7 +5,7 @@
 //! lines, and with a million cached pages each line is a read from memory.
 
 use super::{
-    lru::Link,
+    lru::{Link, Links},
     pool::{Handle, Page},
 };
 
@@ -41,10 +41,21 @@ pub(super) struct Node {
     pub page: Option<Handle<Page>>,
     /// Paths that end here and are held, and continuations that are held: as long as there are any, the page stays.
     pub holds: u32,
-    pub next_in_bucket: u32,
     pub first_child: u32,
     /// Siblings; [`super::lru::NONE`] at the ends.
     pub siblings: Link,
+    /// In the list of pages that nobody holds.
+    pub let_go: Link,
+}
+
+impl Links for Vec<Option<Node>> {
+    fn link(&self, node: u32) -> Link {
+        self[node as usize].as_ref().expect("only nodes in use are let go").let_go
+    }
+
+    fn link_mut(&mut self, node: u32) -> &mut Link {
+        &mut self[node as usize].as_mut().expect("only nodes in use are let go").let_go
+    }
 }
 
 const _: () = assert!(size_of::<Option<Node>>() == 64);

@@ -112,37 +112,12 @@ impl PrefixIndex {
         }
     }
 
-    pub(super) fn bucket(&self, hash: u64) -> usize {
-        hash as usize & (self.buckets.len() - 1)
-    }
-
-    /// The first node of this hash in a bucket, from `at` on.
-    fn skip_to(&self, mut at: u32, hash: u64) -> u32 {
-        while at != NONE {
-            let node = self.node(at);
-            if node.hash == hash {
-                break;
-            }
-            at = node.next_in_bucket;
-        }
-        at
-    }
-
     pub(super) fn child(&self, parent: Parent, hash: u64, tokens: &[u32]) -> Option<u32> {
-        self.child_from(self.skip_to(self.buckets[self.bucket(hash)], hash), parent, hash, tokens)
-    }
-
-    /// The child among the nodes of this hash from `at` on.
-    fn child_from(&self, mut at: u32, parent: Parent, hash: u64, tokens: &[u32]) -> Option<u32> {
-        while at != NONE {
-            let node = self.node(at);
-            // The tokens and the parent decide; the hash only saves comparing them.
-            let has_parent = node.parent == parent || seeded!(PageIsFoundWithoutItsHistory);
-            if has_parent && self.tokens_of(at) == tokens {
-                return Some(at);
-            }
-            at = self.skip_to(node.next_in_bucket, hash);
-        }
-        None
+        // The tokens and the parent decide; the hash only saves comparing them.
+        let is_it = |&at: &u32| {
+            let has_parent = self.node(at).parent == parent || seeded!(PageIsFoundWithoutItsHistory);
+            has_parent && self.tokens_of(at) == tokens
+        };
+        self.table.candidates(hash).find(is_it)
     }
 }
