@@ -24,6 +24,7 @@ pub mod node;
 pub mod pool;
 mod recurrent;
 pub mod snapshots;
+mod table;
 #[cfg(test)]
 mod tests;
 mod tier;

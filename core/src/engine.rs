@@ -403,12 +403,12 @@ impl EngineState {
         // Tables are shared: whichever pass runs first takes in the changes.
         let mut deltas = &self.scheduler.deltas[..];
         if plan.n_rows > 0 {
-            step.write(&self.parts.content(self.sequence, std::mem::take(&mut deltas)));
+            self.parts.write(self.sequence, std::mem::take(&mut deltas), step);
         }
         if let Some((parts, step)) = self.verify.as_mut().filter(|_| verifies) {
             let load = parts.collect(&mut self.queues, guesses);
             if load.n_rows > 0 {
-                step.write(&parts.content(self.sequence, deltas));
+                parts.write(self.sequence, deltas, step);
                 plan.verify = Some(load.n_logit_rows);
                 plan.n_tokens += load.n_tokens;
                 plan.n_decode_tokens += load.n_decode_tokens;
