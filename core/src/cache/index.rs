@@ -122,6 +122,9 @@ impl PrefixIndex {
 
     /// The page at a node can be found.
     pub(super) fn announce(&mut self, at: u32, tier: Tier) {
+        if !self.events.is_kept() {
+            return;
+        }
         let (hash, parent) = (self.node(at).hash, self.node(at).parent);
         // Salts matter where texts begin: all that continues a page has its salt.
         let salt = match parent {
@@ -153,6 +156,16 @@ impl PrefixIndex {
 
     pub(super) fn tokens_of(&self, at: u32) -> &[u32] {
         &self.tokens[at as usize * self.page_tokens..][..self.page_tokens]
+    }
+
+    /// Pages with these hashes are about to be published.
+    pub fn expect(&self, hashes: &[u64]) {
+        self.table.warm_up(hashes.iter().copied());
+    }
+
+    /// So many pages are about to be evicted.
+    pub fn expect_evictions(&self, n: usize) {
+        self.table.warm_up(self.unpinned.iter(&self.nodes).take(n).map(|at| self.node(at).hash));
     }
 
     /// Offer a fully computed page that continues a held path (the namespace's start if `None`): the path goes on to it, or

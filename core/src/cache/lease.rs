@@ -121,6 +121,15 @@ impl Lease {
         }
     }
 
+    /// Add pages up to `n_pages`, which are available.
+    pub fn grow_to(&mut self, memory: &mut Memory, n_pages: u32) {
+        let n = n_pages.saturating_sub(self.n_pages());
+        memory.expect_takes(n);
+        for _ in 0..n {
+            assert!(self.grow(memory), "counted as available");
+        }
+    }
+
     /// The positions that [`Lease::next_renumbered`] will report.
     pub fn renumbered(&self) -> &[u32] {
         &self.renumbered
@@ -152,6 +161,7 @@ impl Lease {
             return;
         }
         memory.index.hash_pages(namespace, tokens, n_whole, hashes);
+        memory.index.expect(&hashes[first..n_whole]);
         let texts = tokens[first * page_tokens..].chunks_exact(page_tokens);
         for ((own, &hash), text) in self.own.drain(..n_whole - first).zip(&hashes[first..]).zip(texts) {
             let number = own.index();

@@ -88,6 +88,14 @@ impl Memory {
         Some(page)
     }
 
+    /// So many calls of [`Memory::take_page`] are about to come.
+    pub(super) fn expect_takes(&self, n: u32) {
+        let n_free = self.pages.n_free();
+        if n > n_free {
+            self.index.expect_evictions((n - n_free) as usize);
+        }
+    }
+
     /// All rows of a page are written in the draft's component. They depend on the page's tokens and those before, as all
     /// its rows do, so this holds for everybody who finds the page, until it is taken for writing again.
     pub fn mark_drafted(&mut self, page: u32) {

@@ -30,6 +30,12 @@ impl HashTable {
         Self { slots: vec![EMPTY; (max_nodes.max(1) as usize * 2).next_power_of_two()] }
     }
 
+    /// Read where these hashes would like to be. Such reads do not wait for each other; lookups and removals, which do, then
+    /// find the core's cache warm.
+    pub fn warm_up(&self, hashes: impl Iterator<Item = u64>) {
+        std::hint::black_box(hashes.fold(0, |all, hash| all ^ self.slots[self.place(hash as u32, 0)].node));
+    }
+
     /// Nodes that may have this hash, among them all that do.
     pub fn candidates(&self, hash: u64) -> impl Iterator<Item = u32> + '_ {
         let half = hash as u32;
