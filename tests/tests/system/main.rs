@@ -10,6 +10,7 @@ mod commands;
 mod drafts;
 mod endings;
 mod experts_in_place;
+mod gfx950;
 mod golden;
 mod health;
 mod host_tier;

@@ -32,7 +32,7 @@ pub struct Entry {
     pub symbol: String,
     /// SHA-256 of the file.
     pub sha256: String,
-    /// SHA-256 of all sources and the compiler's version.
+    /// SHA-256 of the variant, its sources and the compiler's version.
     pub source_sha256: String,
     /// Compiler.
     pub compiler: String,
