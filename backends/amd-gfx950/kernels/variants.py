@@ -15,6 +15,8 @@ import kda_decode
 import kda_replay
 import kda_scan
 import mla
+import mla_decode
+import mla_split
 import paged
 import probe
 import rope
@@ -134,6 +136,15 @@ def mlas():
                               ["ceil(tokens*H/BM)", "1", "1"],
                               ["q", "cache", "y", "R", "W", "ldq", "ldc", "ldy"] if full else [],
                               matrix_instr_nonkdim=16)
+    for k, keys in (("bf16", 32), ("fp8", 64)):
+        for rows, ra, rb, warps, fold in ((16, 16, 0, 4, False), (64, 32, 16, 4, False), (64, 32, 16, 4, True)):
+            yield variant("shipped", f"mla_decode_{k}_{ra + rb}{'_fold' if fold else ''}", mla_decode.decode,
+                          ["*i32", F32, PLAIN[k], TABLE, F32, BF16, F32] + [I32] * 8 + [FLOAT],
+                          {"ROWS": rows, "RA": ra, "RB": rb, "KEYS": keys, "STAGES": 3, "FOLD": fold}, ["groups", "1", "1"],
+                          ["q", "cache", "y", "partial", "sums", "ldq", "ldc", "ldy"], warps=warps)
+    yield variant("shipped", "mla_deal", mla_split.deal, [STEP, "*i32", I32, I32], {"B": 64}, ["rows", "1", "1"], [], warps=1)
+    yield variant("shipped", "mla_merge", mla_split.merge, [STEP, BF16, F32, F32] + [I32] * 4, {"R": 512, "AHEAD": 8},
+                  ["tokens", "H", "1"], ["partial", "sums", "y", "ldy"], warps=1)
     for name, absorb in (("absorb", True), ("value", False)):
         for w, exact, bk in (("bf16", False, 64), ("bf16", True, 32), ("f32", True, 32)):
             for bm, full in ((16, True), (16, False), (64, True), (64, False)):

@@ -14,6 +14,7 @@ mod kda_chunk;
 mod kda_mix;
 mod kda_replay;
 mod mla;
+mod mla_split;
 mod paged;
 mod rmsnorm;
 mod rope;

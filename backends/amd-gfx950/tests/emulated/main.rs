@@ -7,6 +7,7 @@ mod conform;
 mod fault;
 mod gemm;
 mod header;
+mod mla;
 mod mutation;
 mod probe;
 mod replay;
