@@ -24,6 +24,7 @@
 //! the draw falls beyond them. The obvious implementation, a full sort in f64, is the twin in the tests.
 #![forbid(unsafe_code)]
 
+pub mod device;
 mod edit;
 mod history;
 #[cfg(test)]
@@ -53,6 +54,19 @@ pub enum SampleError {
          every id"
     )]
     NothingLeft,
+    /// The device did not do what the row's record says.
+    #[error(
+        "the device sampled no token of the vocabulary for logit row {row}: it reports outcome {what} with id {id}; \
+         run with --host-sampling, and report it to the backend's authors"
+    )]
+    Device {
+        /// Row of logits.
+        row: u32,
+        /// Its `TS_SAMPLED_*`.
+        what: u32,
+        /// The id it gave.
+        id: u32,
+    },
     /// There is no mask for the row.
     #[error(transparent)]
     Constraint(#[from] ConstraintError),
