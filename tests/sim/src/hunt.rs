@@ -64,7 +64,7 @@ pub fn expected(bug: Bug) -> &'static [Check] {
         Bug::BranchIsNotMoved => &[Page, State],
         Bug::BranchLogitsAreTheChains => &[Heard],
         Bug::RelaySlotIsAnothers => &[Step],
-        Bug::WastedTokenIsHeard => &[Heard],
+        Bug::WastedTokenIsHeard => &[Heard, Baseline],
         Bug::FreedBeforeTheStepBehind => &[Table],
         Bug::DraftRowsOutliveTheirPage => &[Page],
         Bug::ChunkEndsOffTheGrid => &[Step, Assertion],

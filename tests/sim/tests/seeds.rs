@@ -39,7 +39,6 @@ fn the_first_seeds_fail_nowhere_and_reach_everything() {
         ("relayed steps", t.relayed_steps),
         ("rows sampled on the device", t.sampled),
     ];
-    println!("{t:?}");
     assert!(reached.iter().all(|(_, n)| *n > 10), "{reached:?}");
 }
 
