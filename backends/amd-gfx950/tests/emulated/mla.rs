@@ -98,7 +98,8 @@ impl Case {
         let at = |buffer: &Buffer| Argument::Pointer(buffer.address());
         let int = |x: usize| Argument::I32(x as i32);
         let listed = int(if fold { 30 } else { split_bits });
-        let arguments = [("step", at(&self.step)), ("plan", at(&list)), ("TQ", int(rows / HEADS)), ("split_bits", listed)];
+        let arguments =
+            [("step", at(&self.step)), ("plan", at(&list)), ("TQ", int(rows / HEADS)), ("split_bits", listed)];
         launch("mla_deal", [self.data.rows.len() as u32, 1, 1], &arguments);
         let arguments = [
             ("plan", at(&list)),
