@@ -98,7 +98,8 @@ impl Case {
         let at = |buffer: &Buffer| Argument::Pointer(buffer.address());
         let int = |x: usize| Argument::I32(x as i32);
         let listed = int(if fold { 30 } else { split_bits });
-        let arguments = [("step", at(&self.step)), ("plan", at(&list)), ("TQ", int(rows / HEADS)), ("split_bits", listed)];
+        let arguments =
+            [("step", at(&self.step)), ("plan", at(&list)), ("TQ", int(rows / HEADS)), ("split_bits", listed)];
         launch("mla_deal", [self.data.rows.len() as u32, 1, 1], &arguments);
         let arguments = [
             ("plan", at(&list)),
@@ -218,7 +219,9 @@ fn fp8_in_splits() {
 #[test]
 fn rows_are_read_once_for_all_heads_and_tokens() {
     let Some((device, manifest)) = device() else { return };
-    for (format, rows, tokens) in [(DType::BF16, 48, 4), (DType::F8E4M3, 48, 4), (DType::BF16, 16, 1), (DType::F8E4M3, 16, 1)] {
+    for (format, rows, tokens) in
+        [(DType::BF16, 48, 4), (DType::F8E4M3, 48, 4), (DType::BF16, 16, 1), (DType::F8E4M3, 16, 1)]
+    {
         let context = 4096;
         let case = Case::new(&device, format, 64, &[(0, context - tokens as u32, tokens)], 1);
         configure(emulator(), false, 0);
@@ -230,7 +233,10 @@ fn rows_are_read_once_for_all_heads_and_tokens() {
         let parts = tokens * HEADS * 2 * (LATENT * 2 + 8) * 2;
         let floor = row_bytes + tokens * HEADS * WIDTH * 4 + results;
         let lines = c[12] as usize * 128;
-        println!("{format} {rows} rows: floor {floor}, parts {parts}, lines {lines}, {:.3}; {c:?}", lines as f64 / floor as f64);
+        println!(
+            "{format} {rows} rows: floor {floor}, parts {parts}, lines {lines}, {:.3}; {c:?}",
+            lines as f64 / floor as f64
+        );
         assert!((lines as f64) < 1.15 * floor as f64, "{format}: {lines} bytes of lines for {floor}");
     }
 }
