@@ -4,11 +4,14 @@
 //! Kernels read the step's counts and tokens from the parameter block, whose address is one of the arguments, so that a
 //! plan holds for every step of the program. Kernel names are those of `kernels/variants.py`.
 
+mod attn_res;
+mod columns;
 mod convert;
 mod elementwise;
 mod gemm;
 mod rmsnorm;
 mod rope;
+mod router;
 mod tables;
 
 use tokenspeed_backend_api::{

@@ -39,17 +39,25 @@ macro_rules! ops {
 ops! {
     add;
     add_rmsnorm;
+    attn_res_combine;
+    attn_res_mix;
+    attn_res_partial;
+    attn_res_scores;
+    concat;
     copy;
     embedding;
     gemm: "f32";
     mul;
     rmsnorm;
     rope;
+    router_topk;
     row_gather;
     sigmoid;
     sigmoid_mul;
     silu;
     silu_mul;
+    situ_mul;
+    slice;
     table_update;
 }
 
