@@ -115,15 +115,20 @@ pub const ATTENTION: Tolerance = Tolerance { nmse: 1e-10, max_error: 5e-5 };
 /// A delta-rule recurrence over f32 state, in any of its forms.
 pub const RECURRENCE: Tolerance = Tolerance { nmse: 1e-10, max_error: 5e-5 };
 
-/// Products of bf16 factors: each is off by at most 2^-8 of itself, about 2^-9 in the mean. An NMSE of 4e-6 is usual over many
-/// values; the bound leaves room for outputs of a single one.
+/// Products of bf16 factors: each is off by at most 2^-8 of itself, about 2^-9 in the mean; an NMSE of 4e-6 is usual.
 pub const BF16_PRODUCT: Tolerance = Tolerance { nmse: 1e-4, max_error: 4e-2 };
+/// Outputs with fewer values than this cannot be judged by their mean: where terms cancel, an error is large beside a sum.
+const FEW: usize = 64;
 
 impl Tolerance {
-    /// For an op that rounds so. Ops that only move or select bytes allow nothing in any case.
-    pub fn under(self, rounding: Rounding) -> Tolerance {
+    /// For an output of `values` numbers of an op that rounds so. Ops that only move or select bytes allow nothing in any
+    /// case.
+    pub fn under(self, rounding: Rounding, values: usize) -> Tolerance {
         match rounding {
-            Rounding::Bf16 if self.nmse > 0.0 => BF16_PRODUCT,
+            Rounding::Bf16 if self.nmse > 0.0 => {
+                let scarce = FEW as f64 / values.clamp(1, FEW) as f64;
+                Tolerance { nmse: BF16_PRODUCT.nmse * scarce, max_error: BF16_PRODUCT.max_error * scarce.sqrt() }
+            }
             _ => self,
         }
     }

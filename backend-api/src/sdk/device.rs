@@ -133,6 +133,8 @@ pub trait DeviceImpl: Send + Sync + Sized + 'static {
     const PROGRAMS: bool;
     /// Whether `support` ever asks for packing.
     const PACKS: bool;
+    /// Whether host memory is used in place (`import`); without it the host copies weights to the device.
+    const IMPORTS: bool = false;
 
     /// The sticky error, if the device is lost. Thread-safe.
     fn status(&self) -> Result<(), Fault> {

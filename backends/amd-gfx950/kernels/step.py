@@ -54,3 +54,28 @@ def deltas_at(step):
 def cache_row(position, computed, branch_offset):
     """Row of a request's cache that holds the token at `position`."""
     return tl.where(position < computed, position, position + branch_offset)
+
+
+@triton.jit
+def query_tile(step, tile, TQ, R: tl.constexpr):
+    """The tile-th group of at most TQ consecutive tokens of one request: (row, first token, tokens), 0 tokens behind the last.
+
+    Rows are looked through R at a time, so that finding a tile among hundreds of requests costs a few loads.
+    """
+    n_rows = tl.load(step + N_ROWS)
+    rows = requests_at(step)
+    before, row, index, found = 0, 0, 0, 0
+    for at in range(0, n_rows, R):
+        i = at + tl.arange(0, R)
+        length = tl.load(rows + i * ROW_WORDS + 3, mask=i < n_rows, other=0)
+        tiles = (length + TQ - 1) // TQ
+        ends = before + tl.cumsum(tiles, 0)
+        mine = (tile >= ends - tiles) & (tile < ends)
+        row += tl.sum(tl.where(mine, i, 0))
+        index += tl.sum(tl.where(mine, tile - (ends - tiles), 0))
+        found += tl.sum(mine.to(tl.int32))
+        before += tl.sum(tiles)
+    record = rows + row * ROW_WORDS
+    first = tl.load(record + 2) + index * TQ
+    left = tl.load(record + 3) - index * TQ
+    return row, first, tl.where(found > 0, tl.minimum(left, TQ), 0)

@@ -9,6 +9,7 @@ import attn_res
 import elementwise
 import experts
 import gemm
+import paged
 import probe
 import rope
 import router
@@ -138,6 +139,21 @@ def moes():
                                 ["walks", "ceil(width/BN)", "1"], ["h", "w2", "o", "N", "K", "first", "width", "pitch"], **options)
 
 
+def caches():
+    for k in PLAIN:
+        yield variant("shipped", f"kv_write_{k}", paged.kv_write, [STEP, F32, PLAIN[k], TABLE, I32, I32, I32, I32], {"B": 1024},
+                      ["tokens", "ceil(W/B)", "1"], [])
+        for exact, rows in ((False, (16, 64)), (True, (16,))):
+            for bm in rows:
+                for bd in (64, 128):
+                    yield from promised(
+                        f"paged_attention_{k}_{'f32' if exact else 'bf16'}_{bm}x{bd}", paged.paged_attention,
+                        [STEP, F32, PLAIN[k], PLAIN[k], TABLE, F32] + [I32] * 9 + [FLOAT, I32],
+                        {"EXACT": exact, "BM": bm, "BN": 32, "BD": bd, "R": 4 * bd}, ["query tiles", "HKV", "1"],
+                        ["q", "k", "v", "y", "D", "DV", "ldq", "ldy"], warps=4 if bd == 64 else 8, matrix_instr_nonkdim=16,
+                        num_stages=1)
+
+
 def linears():
     # One order of K for all tiles: BK and the instruction are the same.
     for bias in (False, True):
@@ -182,6 +198,6 @@ def probes():
 
 def variants():
     """All variants, names unique."""
-    every = [*elementwises(), *movers(), *residuals(), *routers(), *moes(), *linears(), *probes()]
+    every = [*elementwises(), *movers(), *residuals(), *routers(), *moes(), *caches(), *linears(), *probes()]
     assert len({v["name"] for v in every}) == len(every)
     return every

@@ -33,6 +33,11 @@ pub enum Extent {
         /// Work-groups per such share.
         times: u32,
     },
+    /// Enough for groups of at most `each` tokens of one request; see `query_tile` in `kernels/step.py`.
+    QueryTiles {
+        /// Tokens per work-group.
+        each: u32,
+    },
 }
 
 impl Extent {
@@ -51,6 +56,8 @@ impl Extent {
         match self {
             Extent::Fixed(n) => n,
             Extent::Per { count, each, times } => counts.of(count).div_ceil(each) * times,
+            // Each request leaves at most one group unfilled.
+            Extent::QueryTiles { each } => (counts.tokens / each + counts.rows).min(counts.tokens),
         }
     }
 }

@@ -9,6 +9,7 @@ mod columns;
 mod convert;
 mod elementwise;
 mod gemm;
+mod paged;
 mod rmsnorm;
 mod rope;
 mod router;

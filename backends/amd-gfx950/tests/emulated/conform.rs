@@ -47,7 +47,9 @@ ops! {
     copy;
     embedding;
     gemm: "f32";
+    kv_write;
     mul;
+    paged_attention: "f32";
     rmsnorm;
     rope;
     router_topk;
