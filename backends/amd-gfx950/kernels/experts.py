@@ -7,6 +7,9 @@ own order, so that a token's bits depend neither on its neighbours nor on how ma
 MXFP4 weights are used as they lie in a checkpoint: two values per byte, the first in the low nibble, and one E8M0 byte per 32
 values of a row. Such a value is exact in bf16. With EXACT an f32 factor is multiplied as the sum of three bf16 numbers, which
 hold all its 24 bits.
+
+Rows of a tile beyond its routes repeat a route that is there; with SPARE they are zeros instead, and nothing is fetched for
+them. That takes masks along both axes, for which variants that load single elements have too few registers.
 """
 
 import triton
@@ -19,15 +22,14 @@ from elementwise import sigmoid, situ
 
 @triton.jit
 def product(a, w, scales, rn, at, N, K, acc, MX: tl.constexpr, EXACT: tl.constexpr, BK: tl.constexpr):
-    """acc + a . w[rn, at : at + BK]^T; columns from K on and rows from N on are zeros and are not read."""
-    wide = rn.to(tl.int64)
+    """acc + a . w[rn, at : at + BK]^T; columns from K on are zeros and are not read. Rows from N on repeat row N - 1: what they
+    give is not stored, and a bound on one axis alone keeps masks few."""
+    wide = tl.minimum(rn, N - 1).to(tl.int64)
     if MX:
         half, group = tl.arange(0, BK // 2), tl.arange(0, BK // 32)
         KB, KS = K // 2, K // 32
-        b = tl.load(w + wide[None, :] * KB + (at // 2 + half)[:, None],
-                    mask=(rn < N)[None, :] & (at // 2 + half < KB)[:, None], other=0)
-        e = tl.load(scales + wide[:, None] * KS + (at // 32 + group)[None, :],
-                    mask=(rn < N)[:, None] & (at // 32 + group < KS)[None, :], other=127)
+        b = tl.load(w + wide[None, :] * KB + (at // 2 + half)[:, None], mask=(at // 2 + half < KB)[:, None], other=0)
+        e = tl.load(scales + wide[:, None] * KS + (at // 32 + group)[None, :], mask=(at // 32 + group < KS)[None, :], other=127)
         high = a.to(tl.bfloat16)
         acc = tl.dot_scaled(high, None, "bf16", b, e, "e2m1", acc)
         if EXACT:
@@ -37,7 +39,7 @@ def product(a, w, scales, rn, at, N, K, acc, MX: tl.constexpr, EXACT: tl.constex
             acc = tl.dot_scaled((rest - middle.to(tl.float32)).to(tl.bfloat16), None, "bf16", b, e, "e2m1", acc)
     else:
         rk = at + tl.arange(0, BK)
-        b = tl.load(w + wide[None, :] * K + rk[:, None], mask=(rn < N)[None, :] & (rk < K)[:, None], other=0.0)
+        b = tl.load(w + wide[None, :] * K + rk[:, None], mask=(rk < K)[:, None], other=0.0)
         if EXACT:
             acc = tl.dot(a, b.to(tl.float32), acc, input_precision="ieee")
         else:
@@ -53,12 +55,14 @@ def activate(gate, up, beta, linear, act):
 
 @triton.jit
 def up(step, count_word, count_fixed, x, ids, slots, w1, w3, s1, s3, tiles, order, h, k, N, K, ldx, ldi, pitch1, pitch3,
-       spitch1, spitch3, act, beta, linear, SORTED: tl.constexpr, MX: tl.constexpr, EXACT: tl.constexpr, BM: tl.constexpr,
+       spitch1, spitch3, act, beta, linear, SORTED: tl.constexpr, SPARE: tl.constexpr, MX: tl.constexpr, EXACT: tl.constexpr, BM: tl.constexpr,
        BN: tl.constexpr, BK: tl.constexpr):
-    """h[route, n] = act(w1 x, w3 x); grid (any number that walks the tiles, ceil(N / BN)). Pitches in elements per expert."""
+    """h[route, n] = act(w1 x, w3 x); grid (tiles or more, ceil(N / BN)). Pitches in elements per expert."""
     rows = st.rows_of(step, count_word, count_fixed)
-    for p in range(tl.program_id(0), routes.tile_count(rows, tiles, k, SORTED), tl.num_programs(0)):
+    p = tl.program_id(0)
+    if p < routes.tile_count(rows, tiles, k, SORTED):
         route, mine = routes.tile_at(tiles, order, p, SORTED, BM)
+        wanted = mine if SPARE else tl.full((BM,), True, tl.int1)
         slot = tl.load(slots + routes.expert_of(tiles, ids, p, k, ldi, SORTED)).to(tl.int64)
         rn = tl.program_id(1) * BN + tl.arange(0, BN)
         rk = tl.arange(0, BK)
@@ -66,7 +70,7 @@ def up(step, count_word, count_fixed, x, ids, slots, w1, w3, s1, s3, tiles, orde
         gate = tl.zeros((BM, BN), tl.float32)
         other = tl.zeros((BM, BN), tl.float32)
         for at in range(0, K, BK):
-            a = tl.load(px + at, mask=mine[:, None] & (at + rk < K)[None, :], other=0.0)
+            a = tl.load(px + at, mask=wanted[:, None] & (at + rk < K)[None, :], other=0.0)
             gate = product(a, w1 + slot * pitch1, s1 + slot * spitch1, rn, at, N, K, gate, MX, EXACT, BK)
             other = product(a, w3 + slot * pitch3, s3 + slot * spitch3, rn, at, N, K, other, MX, EXACT, BK)
         value = activate(gate, other, beta, linear, act)
@@ -76,11 +80,13 @@ def up(step, count_word, count_fixed, x, ids, slots, w1, w3, s1, s3, tiles, orde
 
 @triton.jit
 def down(step, count_word, count_fixed, h, ids, slots, w2, s2, tiles, order, o, k, N, K, first, width, ldi, pitch, spitch,
-         SORTED: tl.constexpr, MX: tl.constexpr, EXACT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-    """o[route, c] = w2[first + c] h[route], c < width; grid (any number that walks the tiles, ceil(width / BN))."""
+         SORTED: tl.constexpr, SPARE: tl.constexpr, MX: tl.constexpr, EXACT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """o[route, c] = w2[first + c] h[route], c < width; grid (tiles or more, ceil(width / BN))."""
     rows = st.rows_of(step, count_word, count_fixed)
-    for p in range(tl.program_id(0), routes.tile_count(rows, tiles, k, SORTED), tl.num_programs(0)):
+    p = tl.program_id(0)
+    if p < routes.tile_count(rows, tiles, k, SORTED):
         route, mine = routes.tile_at(tiles, order, p, SORTED, BM)
+        wanted = mine if SPARE else tl.full((BM,), True, tl.int1)
         slot = tl.load(slots + routes.expert_of(tiles, ids, p, k, ldi, SORTED)).to(tl.int64)
         c = tl.program_id(1) * BN + tl.arange(0, BN)
         end = tl.minimum(K, first + width)
@@ -88,7 +94,7 @@ def down(step, count_word, count_fixed, h, ids, slots, w2, s2, tiles, order, o, 
         ph = h + route.to(tl.int64)[:, None] * N + rk[None, :]
         acc = tl.zeros((BM, BN), tl.float32)
         for at in range(0, N, BK):
-            a = tl.load(ph + at, mask=mine[:, None] & (at + rk < N)[None, :], other=0.0)
+            a = tl.load(ph + at, mask=wanted[:, None] & (at + rk < N)[None, :], other=0.0)
             acc = product(a, w2 + slot * pitch, s2 + slot * spitch, first + c, at, end, N, acc, MX, EXACT, BK)
         tl.store(o + route.to(tl.int64)[:, None] * width + c[None, :], acc, mask=mine[:, None] & (first + c < end)[None, :])
 

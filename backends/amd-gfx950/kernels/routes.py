@@ -17,15 +17,16 @@ import step as st
 
 @triton.jit
 def tile_at(tiles, order, p, SORTED: tl.constexpr, BM: tl.constexpr):
-    """Routes of tile p and which of BM they are; without SORTED route p alone."""
+    """Routes of tile p and which of BM they are, the last one repeated; without SORTED route p alone."""
     i = tl.arange(0, BM)
     if SORTED:
         first = tl.load(tiles + 4 * p + 5)
-        mine = i < tl.load(tiles + 4 * p + 6)
-        route = tl.load(order + first + i, mask=mine, other=0)
+        many = tl.load(tiles + 4 * p + 6)
+        mine = i < many
+        route = tl.load(order + first + tl.minimum(i, many - 1))
     else:
         mine = i < 1
-        route = tl.where(mine, p, 0)
+        route = p + tl.zeros((BM,), tl.int32)
     return route, mine
 
 

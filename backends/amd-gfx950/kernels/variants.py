@@ -128,15 +128,22 @@ def moes():
         ("bf16_bf16", BF16, False, 64, (*plain, ("sorted_64", True, 64))), ("mxfp4_f32", U8, True, 128, plain),
         ("mxfp4_bf16", U8, False, 128, (*plain, ("sorted_32", True, 32), ("sorted_64", True, 64), ("sorted_128", True, 128)))):
         hidden = F32 if exact else BF16
+        # MXFP4 has whole groups of 32 in any case; its siblings are for stacks that lie at odd addresses. Taller tiles
+        # have none. Products of f32 are for telling rounding from mistakes: one variant each.
+        extents = ["N", "K"] if w == U8 else []
         for name, by_expert, bm in tiles:
-            constants = {"SORTED": by_expert, "MX": w == U8, "EXACT": exact, "BM": bm, "BN": 64, "BK": bk}
-            options = {"warps": 8 if bm == 128 else 4, "matrix_instr_nonkdim": 16}
-            yield from promised(f"experts_up_{form}_{name}", experts.up,
-                                [*COUNT, F32, i32, i32, w, w, U8, U8, i32, i32, hidden, *[I32] * 10, FLOAT, FLOAT], constants,
-                                ["walks", "ceil(N/BN)", "1"], ["x", "w1", "w3", "h", "N", "K", "ldx", "pitch1", "pitch3"], **options)
-            yield from promised(f"experts_down_{form}_{name}", experts.down,
-                                [*COUNT, hidden, i32, i32, w, U8, i32, i32, F32, *[I32] * 8], constants,
-                                ["walks", "ceil(width/BN)", "1"], ["h", "w2", "o", "N", "K", "first", "width", "pitch"], **options)
+            up_types = [*COUNT, F32, i32, i32, w, w, U8, U8, i32, i32, hidden, *[I32] * 10, FLOAT, FLOAT]
+            down_types = [*COUNT, hidden, i32, i32, w, U8, i32, i32, F32, *[I32] * 8]
+            for suffix in ("",) if exact or bm > 16 else ("", "_ragged"):
+                firm = not exact and not suffix
+                constants = {"SORTED": by_expert, "SPARE": firm, "MX": w == U8, "EXACT": exact, "BM": bm, "BN": 64 if firm else 32, "BK": bk}
+                options = {"warps": 8 if bm == 128 else 4, "matrix_instr_nonkdim": 16, "num_stages": 2 if firm and bm < 128 else 1}
+                up_kept = ["x", "w1", "w3", "h", "N", "K", "ldx", "pitch1", "pitch3"] if firm else extents
+                down_kept = ["h", "w2", "o", "N", "K", "first", "width", "pitch"] if firm else extents
+                yield variant("shipped", f"experts_up_{form}_{name}{suffix}", experts.up, up_types, constants,
+                              ["tiles", "ceil(N/BN)", "1"], up_kept, **options)
+                yield variant("shipped", f"experts_down_{form}_{name}{suffix}", experts.down, down_types, constants,
+                              ["tiles", "ceil(width/BN)", "1"], down_kept, **options)
 
 
 def caches():

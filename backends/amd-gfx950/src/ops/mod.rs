@@ -8,6 +8,7 @@ mod attn_res;
 mod columns;
 mod convert;
 mod elementwise;
+mod experts;
 mod gemm;
 mod paged;
 mod rmsnorm;

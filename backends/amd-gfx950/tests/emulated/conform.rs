@@ -46,6 +46,7 @@ ops! {
     concat;
     copy;
     embedding;
+    experts: "f32";
     gemm: "f32";
     kv_write;
     mul;

@@ -2,7 +2,7 @@
 
 use super::def;
 use crate::{
-    isa::{Def, Inst, Operand, Sem, W},
+    isa::{Def, File, Inst, Operand, Sem, W},
     lanes,
     machine::Cx,
 };
@@ -44,8 +44,19 @@ fn mad64(cx: &mut Cx, inst: &Inst, signed: bool) {
         out[l] = r;
         mask |= u64::from(over) << l;
     }
-    cx.spread_valid(inst);
-    cx.write_wide(&inst.d, &out);
+    // Compilers use this as a 32-bit multiply-add: the low half of the result needs the low half of the third source only.
+    let third = &inst.s[2];
+    let factors = cx.valid(&inst.s[0]) & cx.valid(&inst.s[1]);
+    let low = match third.file {
+        File::Vector | File::Scalar => factors & cx.valid(&Operand { width: 1, ..*third }),
+        _ => factors,
+    };
+    let all = factors & cx.valid(third);
+    cx.write_half(&inst.d, 0, &out.map(|x| x as u32), low);
+    cx.write_half(&inst.d, 1, &out.map(|x| (x >> 32) as u32), all);
+    if cx.env.check {
+        cx.set_valid_mask(&inst.m, all | !exec);
+    }
     cx.w.set_pair(inst.m.at(), mask & exec);
 }
 
