@@ -136,6 +136,13 @@ fn global_accesses_stay_inside_allocations_of_written_memory() {
     let line = run_on(&memory, &program(&[&store]), 65, 1).unwrap_err();
     assert!(line.contains("out of bounds") && line.contains("wave 1") && line.contains("lane 0"), "{line}");
     run_on(&memory, &program(&[&store, &[WAIT_ALL], &load, &[WAIT_ALL], &stored]), 64, 1).unwrap();
+    // Loads return in order: a second one into the same register is fine, but nobody may read before it, nor compute into it.
+    // s_waitcnt vmcnt(1) waits for the first alone.
+    run_on(&memory, &program(&[&load, &load, &[WAIT_ALL], &stored]), 64, 1).unwrap();
+    let line = run_on(&memory, &program(&[&load, &load, &[0xbf8c_0f71], &stored]), 64, 1).unwrap_err();
+    assert!(line.contains("reads v4 while a load into it is outstanding"), "{line}");
+    let line = run_on(&memory, &program(&[&load, &[mov(4, 128)], &[WAIT_ALL]]), 64, 1).unwrap_err();
+    assert!(line.contains("writes v4 while a load into it is outstanding"), "{line}");
     assert!(data.written(data.base, 4) && data.written(data.base + 252, 4));
 }
 
