@@ -14,7 +14,7 @@ Rows of a tile without a route, and steps behind the last, are masked: nothing i
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.amd import cdna4
+from triton.experimental.gluon.language.amd import cdna4, hint
 from triton.experimental.gluon.language.amd._ops import get_scaled_upcast_fp4_scale_layout
 
 from experts import activate
@@ -93,6 +93,7 @@ def walk(x, ox, mine, w, s, ow, os, steps, BM: gl.constexpr, BN: gl.constexpr, R
         if BM == 16:
             held = held + (cdna4.buffer_load(x, ox + j * STEP, mask=mine & (j < steps)),)
         ring = ring + (held,)
+        hint.sched_barrier()
     if BM > 16:
         # Rows of 16 chunks; the bits of a row's number within 16 move its chunks by 1, 2, 0 and 12.
         rows: gl.constexpr = [[1, 8], [2, 16], [4, 0], [8, 96], [16, 0], [32, 0], [64, 0]]
@@ -110,12 +111,6 @@ def walk(x, ox, mine, w, s, ow, os, steps, BM: gl.constexpr, BN: gl.constexpr, R
             b = ()
             for m in gl.static_range(MATRICES):
                 b = b + (factors(held[2 * m], held[2 * m + 1], BN, right),)
-            next = ()
-            for m in gl.static_range(MATRICES):
-                next = next + fetch(w[m], s[m], gl.minimum(at + RING, last), ow, os)
-            if BM == 16:
-                next = next + (cdna4.buffer_load(x, ox + (at + RING) * STEP, mask=mine & (at + RING < steps)),)
-            fresh = fresh + (next,)
             done = ()
             for i in gl.static_range(BM // PM):
                 if BM == 16:
@@ -125,8 +120,17 @@ def walk(x, ox, mine, w, s, ow, os, steps, BM: gl.constexpr, BN: gl.constexpr, R
                 for m in gl.static_range(MATRICES):
                     done = done + (cdna4.mfma(a, b[m], accs[i * MATRICES + m]),)
             accs = done
+            # Behind the last use of what was held, so that the new values may come into the same registers.
+            hint.sched_barrier()
+            next = ()
+            for m in gl.static_range(MATRICES):
+                next = next + fetch(w[m], s[m], gl.minimum(at + RING, last), ow, os)
+            if BM == 16:
+                next = next + (cdna4.buffer_load(x, ox + (at + RING) * STEP, mask=mine & (at + RING < steps)),)
+            fresh = fresh + (next,)
             if BM > 16:
                 buffers.index((at + 1) & 1).store(coming)
+            hint.sched_barrier()
         ring = fresh
     return accs
 
