@@ -306,6 +306,10 @@ typedef struct ts_device_info {
     // 1: ops over paged caches honour `ts_step_row::branch_offset`.
     uint32_t branch_rows;
     struct ts_str name;
+    // 1: programs are faster prepared for few tokens (other kernels, captured launches), so the host prepares each for
+    // several buckets and runs the smallest that holds a step.
+    uint32_t bucketed;
+    uint32_t reserved;
 } ts_device_info;
 
 // A `--backend-option KEY=VALUE`. An unknown key or bad value is `TS_ERR_INVALID` naming it.

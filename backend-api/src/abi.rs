@@ -173,6 +173,10 @@ pub struct ts_device_info {
     /// 1: ops over paged caches honour `ts_step_row::branch_offset`.
     pub branch_rows: u32,
     pub name: ts_str,
+    /// 1: programs are faster prepared for few tokens (other kernels, captured launches), so the host prepares each for
+    /// several buckets and runs the smallest that holds a step.
+    pub bucketed: u32,
+    pub reserved: u32,
 }
 
 /// A `--backend-option KEY=VALUE`. An unknown key or bad value is `TS_ERR_INVALID` naming it.

@@ -132,7 +132,12 @@ fn place(case: &Case, alignment: u64) -> Placed {
 }
 
 /// Compare every operand after the op with the reference, and everything else with what was there before.
-fn check(case: &Case, (tolerance, rounding): (Tolerance, Rounding), placed: &Placed, after: &[u8]) -> Result<Distance, String> {
+fn check(
+    case: &Case,
+    (tolerance, rounding): (Tolerance, Rounding),
+    placed: &Placed,
+    after: &[u8],
+) -> Result<Distance, String> {
     let expected = case.run_reference(1);
     let block = case.step.to_bytes();
     let step = StepView::new(&block).expect("a case's step is sound");

@@ -41,6 +41,8 @@ pub struct DeviceInfo {
     pub exclusive: bool,
     /// Ops over paged caches honour [`ts_step_row::branch_offset`](crate::abi::ts_step_row::branch_offset).
     pub branch_rows: bool,
+    /// Programs are worth preparing for several buckets, see [`ts_device_info::bucketed`](crate::abi::ts_device_info::bucketed).
+    pub bucketed: bool,
 }
 
 /// A backend: a kind of device.

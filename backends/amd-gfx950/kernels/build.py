@@ -1,9 +1,9 @@
 """Compiles every variant for gfx950, without a GPU, into a folder: one .hsaco each and manifest.json.
 
-usage: build.py FOLDER [--jobs N] [--verify]
+usage: build.py FOLDER [--jobs N] [--verify [N]] [--match PREFIX,...]
 
-What is there already and was made from the same sources by the same compiler is kept. `--verify` compiles everything again
-in another folder and fails unless all bytes are equal. A variant that spills, needs scratch or more than 160 KiB of LDS, or
+What is there already and was made from the same sources by the same compiler is kept. `--verify`
+compiles every Nth variant (1: all) again in another folder and fails unless all bytes are equal. A variant that spills, needs scratch or more than 160 KiB of LDS, or
 whose arguments do not lie where the launcher puts them, fails the build.
 """
 
@@ -136,11 +136,13 @@ def build_one(v, folder):
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 
     name, fn, kinds = v["name"], v["fn"], dict(v["arguments"])
     signature = {n: kinds.get(n, "constexpr") for n in fn.arg_names}
     attrs = {(fn.arg_names.index(n),): [["tt.divisibility", 16]] for n in v["divisible"]}
-    source = ASTSource(fn=fn, signature=signature, constexprs=v["constants"], attrs=attrs)
+    kind = GluonASTSource if isinstance(fn, GluonJITFunction) else ASTSource
+    source = kind(fn=fn, signature=signature, constexprs=v["constants"], attrs=attrs)
     compiled = triton.compile(source, target=GPUTarget("hip", ARCH, 64), options=v["options"])
     if compiled.metadata.global_scratch_size or compiled.metadata.profile_scratch_size:
         raise RuntimeError("needs scratch memory")
@@ -181,11 +183,13 @@ def kept(folder, wanted):
     return good
 
 
-def build(folder, jobs):
+def build(folder, jobs, every=1, match=("",)):
+    """Compiles what is not there yet, of every `every`th variant whose name begins with one of `match`; returns the manifest."""
     import variants
 
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = {v["name"]: source_hash(v) for v in variants.variants()}
+    chosen = [v for v in variants.variants() if v["name"].startswith(tuple(match))]
+    wanted = {v["name"]: source_hash(v) for v in chosen[::every]}
     names = list(wanted)
     entries = kept(folder, wanted)
     todo = [n for n in names if n not in entries]
@@ -216,7 +220,8 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
-    parser.add_argument("--verify", action="store_true")
+    parser.add_argument("--verify", type=int, nargs="?", const=1)
+    parser.add_argument("--match", default="", help="only variants whose names begin so, by commas")
     parser.add_argument("--only", help="compile these variants and print their manifest entries")
     options = parser.parse_args()
     if options.only:
@@ -231,11 +236,12 @@ def main():
                 print(f"kernels: {v['name']}: {error}", file=sys.stderr)
         print(json.dumps(entries))
         return
-    manifest = build(options.folder, options.jobs)
+    manifest = build(options.folder, options.jobs, 1, options.match.split(","))
     if options.verify:
         with tempfile.TemporaryDirectory() as other:
-            again = build(Path(other), options.jobs)
-        differing = [a["name"] for a, b in zip(manifest["kernels"], again["kernels"]) if a != b]
+            again = build(Path(other), options.jobs, options.verify)
+        first = {k["name"]: k for k in manifest["kernels"]}
+        differing = [k["name"] for k in again["kernels"] if k != first[k["name"]]]
         if differing:
             raise SystemExit(f"not reproducible: {', '.join(differing)}")
         print(f"kernels: {len(again['kernels'])} reproduced byte for byte")

@@ -21,12 +21,15 @@ from experts import activate
 
 # Values of K per step.
 STEP = gl.constexpr(128)
+# With any offset below 2^31 added, no address of a buffer, for which the hardware returns zero and fetches nothing.
+BEYOND = gl.constexpr(-2147483648)
 
 
 @gluon.jit
-def routes_of(tiles, order, p, SORTED: gl.constexpr, BM: gl.constexpr, layout: gl.constexpr):
-    """Routes of tile p and which of BM they are, the last one repeated; without SORTED route p alone."""
-    i = gl.arange(0, BM, layout=layout)
+def routes_of(tiles, order, p, offset, SORTED: gl.constexpr, BM: gl.constexpr, layout: gl.constexpr):
+    """Routes of BM rows of tile p from `offset` on, and which of them there are, the last one repeated; without SORTED route p
+    alone."""
+    i = offset + gl.arange(0, BM, layout=layout)
     if SORTED:
         first = gl.load(tiles + 4 * p + 5)
         many = gl.load(tiles + 4 * p + 6)
@@ -59,6 +62,16 @@ def tile_count(step, count_word, count_fixed, tiles, k, SORTED: gl.constexpr):
 
 
 @gluon.jit
+def tile_of(group, n, SORTED: gl.constexpr):
+    """Which of n tiles the work-group of that number takes. Groups go round the 8 dies; neighbouring tiles, which may share an
+    expert, go to one die, whose cache then has the weights."""
+    if SORTED:
+        die, extra = group % 8, n % 8
+        group = die * (n // 8) + gl.minimum(die, extra) + group // 8
+    return group
+
+
+@gluon.jit
 def factors(weights, scales, BN: gl.constexpr, layout: gl.constexpr):
     """A step of weights as bf16, in the registers where they are."""
     groups: gl.constexpr = STEP // 32
@@ -68,9 +81,10 @@ def factors(weights, scales, BN: gl.constexpr, layout: gl.constexpr):
 
 
 @gluon.jit
-def fetch(w, s, at, ow, os):
-    """Weights and scales of the step `at`."""
-    return cdna4.buffer_load(w, ow + at * (STEP // 2), cache=".cg"), cdna4.buffer_load(s, os + at * (STEP // 32), cache=".cg")
+def fetch(w, s, at, steps, ow, os):
+    """Weights and scales of the step `at`, zeros behind the last: there the offset is beyond what a buffer can reach."""
+    return (cdna4.buffer_load(w, ow + gl.where(at < steps, at * (STEP // 2), BEYOND), cache=".cg"),
+            cdna4.buffer_load(s, os + gl.where(at < steps, at * (STEP // 32), BEYOND), cache=".cg"))
 
 
 @gluon.jit
@@ -81,7 +95,6 @@ def walk(x, ox, mine, w, s, ow, os, steps, BM: gl.constexpr, BN: gl.constexpr, R
                                               warps_per_cta=[1, gl.num_warps()])
     left: gl.constexpr = gl.DotOperandLayout(0, mfma, 32)
     right: gl.constexpr = gl.DotOperandLayout(1, mfma, 32)
-    last = steps - 1
     accs = ()
     for i in gl.static_range(MATRICES * (BM // PM)):
         accs = accs + (gl.zeros([PM, BN], gl.float32, mfma),)
@@ -89,7 +102,7 @@ def walk(x, ox, mine, w, s, ow, os, steps, BM: gl.constexpr, BN: gl.constexpr, R
     for j in gl.static_range(RING):
         held = ()
         for m in gl.static_range(MATRICES):
-            held = held + fetch(w[m], s[m], gl.minimum(j, last), ow, os)
+            held = held + fetch(w[m], s[m], j, steps, ow, os)
         if BM == 16:
             held = held + (cdna4.buffer_load(x, ox + j * STEP, mask=mine & (j < steps)),)
         ring = ring + (held,)
@@ -98,7 +111,7 @@ def walk(x, ox, mine, w, s, ow, os, steps, BM: gl.constexpr, BN: gl.constexpr, R
         # Rows of 16 chunks; the bits of a row's number within 16 move its chunks by 1, 2, 0 and 12.
         rows: gl.constexpr = [[1, 8], [2, 16], [4, 0], [8, 96], [16, 0], [32, 0], [64, 0]]
         shared: gl.constexpr = gl.SharedLinearLayout(
-            [[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [0, 32], [0, 64]] + rows[:7 - 128 // BM // 2 if BM < 128 else 7])
+            [[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [0, 32], [0, 64]] + rows[:5 if BM == 32 else 6 if BM == 64 else 7])
         buffers = gl.allocate_shared_memory(gl.bfloat16, [2, BM, STEP], shared)
         buffers.index(0).store(cdna4.buffer_load(x, ox, mask=mine))
     for start in range(0, steps, RING):
@@ -124,7 +137,7 @@ def walk(x, ox, mine, w, s, ow, os, steps, BM: gl.constexpr, BN: gl.constexpr, R
             hint.sched_barrier()
             next = ()
             for m in gl.static_range(MATRICES):
-                next = next + fetch(w[m], s[m], gl.minimum(at + RING, last), ow, os)
+                next = next + fetch(w[m], s[m], at + RING, steps, ow, os)
             if BM == 16:
                 next = next + (cdna4.buffer_load(x, ox + (at + RING) * STEP, mask=mine & (at + RING < steps)),)
             fresh = fresh + (next,)
@@ -150,22 +163,13 @@ def places(BM: gl.constexpr, BN: gl.constexpr, first, KB, KS):
 
 
 @gluon.jit
-def rows_layout(BM: gl.constexpr):
-    """How activations come from memory: as the matrix instruction takes them, or in whole rows on the way to LDS."""
-    mfma: gl.constexpr = gl.amd.AMDMFMALayout(version=4, instr_shape=[16, 16, 32], transposed=True,
-                                              warps_per_cta=[1, gl.num_warps()])
-    layout: gl.constexpr = (gl.DotOperandLayout(0, mfma, 32) if BM == 16 else
-                            gl.BlockedLayout([1, 8], [4, 16], [gl.num_warps(), 1], [1, 0]))
-    return layout
-
-
-@gluon.jit
 def up(step, count_word, count_fixed, x, ids, slots, w1, w3, s1, s3, tiles, order, h, k, N, K, KB, ldi, pitch1, pitch3, spitch1,
        spitch3, act, beta, linear, SORTED: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, RING: gl.constexpr):
     """h[route, n] = act(w1 x, w3 x) of bf16 rows x [tokens, K]; grid (tiles or more, N / BN), BN = 16 per wave. K = 2 KB is a
     multiple of 128, N of BN; a matrix is smaller than 2 GiB."""
-    p = gl.program_id(0)
-    if p < tile_count(step, count_word, count_fixed, tiles, k, SORTED):
+    n = tile_count(step, count_word, count_fixed, tiles, k, SORTED)
+    if gl.program_id(0) < n:
+        p = tile_of(gl.program_id(0), n, SORTED)
         mfma: gl.constexpr = gl.amd.AMDMFMALayout(version=4, instr_shape=[16, 16, 32], transposed=True,
                                                   warps_per_cta=[1, gl.num_warps()])
         come: gl.constexpr = (gl.DotOperandLayout(0, mfma, 32) if BM == 16 else
@@ -173,31 +177,16 @@ def up(step, count_word, count_fixed, x, ids, slots, w1, w3, s1, s3, tiles, orde
         slot = slot_of(tiles, ids, slots, p, k, ldi, SORTED)
         first = gl.program_id(1) * BN
         ow, os = places(BM, BN, first, KB, K // 32)
-        route, mine = routes_of(tiles, order, p, SORTED, BM, gl.SliceLayout(1, come))
+        route, mine = routes_of(tiles, order, p, 0, SORTED, BM, gl.SliceLayout(1, come))
         ox = (route // k)[:, None] * K + gl.arange(0, STEP, layout=gl.SliceLayout(0, come))[None, :]
         accs = walk(x, ox, mine[:, None], (w1 + slot * pitch1, w3 + slot * pitch3), (s1 + slot * spitch1, s3 + slot * spitch3),
                     ow, os, K // STEP, BM, BN, RING, 2)
         PM: gl.constexpr = min(BM, 32)
-        n = first + gl.arange(0, BN, layout=gl.SliceLayout(0, mfma))
+        columns = first + gl.arange(0, BN, layout=gl.SliceLayout(0, mfma))
         for i in gl.static_range(BM // PM):
             value = activate(accs[2 * i], accs[2 * i + 1], beta, linear, act).to(gl.bfloat16)
-            route, mine = piece(tiles, order, p, i * PM, SORTED, PM, gl.SliceLayout(1, mfma))
-            gl.store(h + route.to(gl.int64)[:, None] * N + n[None, :], value, mask=mine[:, None])
-
-
-@gluon.jit
-def piece(tiles, order, p, offset, SORTED: gl.constexpr, PM: gl.constexpr, layout: gl.constexpr):
-    """Like routes_of, for PM rows of a tile from `offset` on."""
-    i = offset + gl.arange(0, PM, layout=layout)
-    if SORTED:
-        first = gl.load(tiles + 4 * p + 5)
-        many = gl.load(tiles + 4 * p + 6)
-        mine = i < many
-        route = gl.load(order + first + gl.minimum(i, many - 1))
-    else:
-        mine = i < 1
-        route = i * 0 + p
-    return route, mine
+            route, mine = routes_of(tiles, order, p, i * PM, SORTED, PM, gl.SliceLayout(1, mfma))
+            gl.store(h + route.to(gl.int64)[:, None] * N + columns[None, :], value, mask=mine[:, None])
 
 
 @gluon.jit
@@ -205,8 +194,9 @@ def down(step, count_word, count_fixed, h, ids, slots, w2, s2, tiles, order, o, 
          SORTED: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, RING: gl.constexpr):
     """o[route, c] = w2[first + c] h[route], c < width; grid (tiles or more, width / BN). N = 2 NB is a multiple of 128, width
     of BN; h has fewer than 2^30 values."""
-    p = gl.program_id(0)
-    if p < tile_count(step, count_word, count_fixed, tiles, k, SORTED):
+    n = tile_count(step, count_word, count_fixed, tiles, k, SORTED)
+    if gl.program_id(0) < n:
+        p = tile_of(gl.program_id(0), n, SORTED)
         mfma: gl.constexpr = gl.amd.AMDMFMALayout(version=4, instr_shape=[16, 16, 32], transposed=True,
                                                   warps_per_cta=[1, gl.num_warps()])
         come: gl.constexpr = (gl.DotOperandLayout(0, mfma, 32) if BM == 16 else
@@ -214,11 +204,11 @@ def down(step, count_word, count_fixed, h, ids, slots, w2, s2, tiles, order, o, 
         slot = slot_of(tiles, ids, slots, p, k, ldi, SORTED)
         c = gl.program_id(1) * BN
         ow, os = places(BM, BN, first + c, NB, N // 32)
-        route, mine = routes_of(tiles, order, p, SORTED, BM, gl.SliceLayout(1, come))
+        route, mine = routes_of(tiles, order, p, 0, SORTED, BM, gl.SliceLayout(1, come))
         ox = route[:, None] * N + gl.arange(0, STEP, layout=gl.SliceLayout(0, come))[None, :]
         accs = walk(h, ox, mine[:, None], (w2 + slot * pitch,), (s2 + slot * spitch,), ow, os, N // STEP, BM, BN, RING, 1)
         PM: gl.constexpr = min(BM, 32)
-        n = c + gl.arange(0, BN, layout=gl.SliceLayout(0, mfma))
+        columns = c + gl.arange(0, BN, layout=gl.SliceLayout(0, mfma))
         for i in gl.static_range(BM // PM):
-            route, mine = piece(tiles, order, p, i * PM, SORTED, PM, gl.SliceLayout(1, mfma))
-            gl.store(o + route.to(gl.int64)[:, None] * width + n[None, :], accs[i], mask=mine[:, None])
+            route, mine = routes_of(tiles, order, p, i * PM, SORTED, PM, gl.SliceLayout(1, mfma))
+            gl.store(o + route.to(gl.int64)[:, None] * width + columns[None, :], accs[i], mask=mine[:, None])

@@ -1,14 +1,19 @@
 """What is compiled: every shipped kernel variant and every probe, as data.
 
 `group` "shipped" goes beside the plugin; "probe" exists to show what instructions compute and is never launched in serving.
-A name that ends in `_ragged` makes no promise; the launcher takes it where its sibling's are not kept. `divisible` names arguments that must be multiples of 16 (pointers: of 16 bytes): a promise to the compiler that the
-launcher checks. `grid` gives work-groups per axis as formulas over arguments and constants.
+A name that ends in `_ragged` makes no promise; the launcher takes it where its sibling's are not kept. `divisible` names
+arguments that must be multiples of 16 (pointers: of 16 bytes): a promise to the compiler that the launcher checks. `grid` gives work-groups per axis as formulas over arguments and constants.
 """
 
 import attn_res
+import cache
 import elementwise
 import experts
+import experts_mxfp4
 import gemm
+import mla
+import mla_decode
+import mla_split
 import paged
 import probe
 import rope
@@ -126,7 +131,7 @@ def moes():
         ("f32_f32", F32, True, 32, plain), ("f32_bf16", F32, False, 64, plain), ("f16_f32", F16, True, 32, plain),
         ("f16_bf16", F16, False, 64, plain), ("bf16_f32", BF16, True, 32, plain),
         ("bf16_bf16", BF16, False, 64, (*plain, ("sorted_64", True, 64))), ("mxfp4_f32", U8, True, 128, plain),
-        ("mxfp4_bf16", U8, False, 128, (*plain, ("sorted_32", True, 32), ("sorted_64", True, 64), ("sorted_128", True, 128)))):
+        ("mxfp4_bf16", U8, False, 128, (*plain, ("sorted_64", True, 64)))):
         hidden = F32 if exact else BF16
         # MXFP4 has whole groups of 32 in any case; its siblings are for stacks that lie at odd addresses. Taller tiles
         # have none. Products of f32 are for telling rounding from mistakes: one variant each.
@@ -137,13 +142,24 @@ def moes():
             for suffix in ("",) if exact or bm > 16 else ("", "_ragged"):
                 firm = not exact and not suffix
                 constants = {"SORTED": by_expert, "SPARE": firm, "MX": w == U8, "EXACT": exact, "BM": bm, "BN": 64 if firm else 32, "BK": bk}
-                options = {"warps": 8 if bm == 128 else 4, "matrix_instr_nonkdim": 16, "num_stages": 2 if firm and bm < 128 else 1}
+                options = {"warps": 4, "matrix_instr_nonkdim": 16, "num_stages": 2 if firm else 1}
                 up_kept = ["x", "w1", "w3", "h", "N", "K", "ldx", "pitch1", "pitch3"] if firm else extents
                 down_kept = ["h", "w2", "o", "N", "K", "first", "width", "pitch"] if firm else extents
                 yield variant("shipped", f"experts_up_{form}_{name}{suffix}", experts.up, up_types, constants,
                               ["tiles", "ceil(N/BN)", "1"], up_kept, **options)
                 yield variant("shipped", f"experts_down_{form}_{name}{suffix}", experts.down, down_types, constants,
                               ["tiles", "ceil(width/BN)", "1"], down_kept, **options)
+    for name, by_expert, bm in (*plain, ("sorted_32", True, 32), ("sorted_64", True, 64), ("sorted_128", True, 128)):
+        warps = 1 if bm == 16 else 4
+        constants = {"SORTED": by_expert, "BM": bm}
+        yield variant("shipped", f"experts_mxfp4_up_{name}", experts_mxfp4.up,
+                      [*COUNT, BF16, i32, i32, U8, U8, U8, U8, i32, i32, BF16, *[I32] * 10, FLOAT, FLOAT],
+                      {**constants, "BN": 16 * warps, "RING": 4 if bm == 16 else 2}, ["tiles", "N/BN", "1"],
+                      ["x", "w1", "w3", "h", "N", "K", "KB", "pitch1", "pitch3"], warps=warps)
+        yield variant("shipped", f"experts_mxfp4_down_{name}", experts_mxfp4.down,
+                      [*COUNT, BF16, i32, i32, U8, U8, i32, i32, F32, *[I32] * 9],
+                      {**constants, "BN": 32 * warps, "RING": 3}, ["tiles", "width/BN", "1"],
+                      ["h", "w2", "o", "N", "NB", "K", "first", "width", "pitch"], warps=warps)
 
 
 def caches():
@@ -175,6 +191,48 @@ def linears():
                     matrix_instr_nonkdim=16)
 
 
+def pages():
+    for k, kind in PLAIN.items():
+        yield variant("shipped", f"kv_read_{k}", cache.kv_read, [STEP, kind, TABLE, F32] + [I32] * 6, {"B": 1024},
+                      ["tokens", "ceil(D/B)", "1"], [])
+    for k, kind in (("8", "*i8"), ("16", "*i16"), ("32", "*i32")):
+        yield variant("shipped", f"kv_move_{k}", cache.kv_move, [STEP, kind, TABLE] + [I32] * 4, {"B": 1024},
+                      ["rows", "ceil(D/B)", "1"], [])
+
+
+def mlas():
+    for k, kind in PLAIN.items():
+        yield from promised(f"mla_write_{k}", mla.write, [STEP, F32, F32, kind, TABLE] + [I32] * 6 + [FLOAT], {"B": 1024},
+                            ["tokens", "1", "1"], ["x", "w", "cache", "R", "W", "ldx", "ldc"])
+        # With f32 factors, the masks of wide ragged tiles do not fit into scalar registers.
+        for exact, tiles in ((False, ((False, 64), (False, 512), (True, 512))), (True, ((False, 64), (True, 512)))):
+            for full, rb in tiles:
+                name = f"mla_attention_{k}_{'f32' if exact else 'bf16'}_{rb}{'' if full else '_ragged'}"
+                yield variant("shipped", name, mla.attention, [STEP, F32, kind, TABLE, F32] + [I32] * 8 + [FLOAT],
+                              {"EXACT": exact, "FULL": full, "RB": rb, "BM": 16, "BN": 64 if exact else 32, "BK": 32 if exact else 64},
+                              ["ceil(tokens*H/BM)", "1", "1"],
+                              ["q", "cache", "y", "R", "W", "ldq", "ldc", "ldy"] if full else [],
+                              matrix_instr_nonkdim=16)
+    for k, keys in (("bf16", 32), ("fp8", 64)):
+        for rows, ra, rb, warps, fold in ((16, 16, 0, 4, False), (64, 32, 16, 4, False), (64, 32, 16, 4, True)):
+            yield variant("shipped", f"mla_decode_{k}_{ra + rb}{'_fold' if fold else ''}", mla_decode.decode,
+                          ["*i32", F32, PLAIN[k], TABLE, F32, BF16, F32] + [I32] * 8 + [FLOAT],
+                          {"ROWS": rows, "RA": ra, "RB": rb, "KEYS": keys, "STAGES": 3, "FOLD": fold}, ["groups", "1", "1"],
+                          ["q", "cache", "y", "partial", "sums", "ldq", "ldc", "ldy"], warps=warps)
+    yield variant("shipped", "mla_deal", mla_split.deal, [STEP, "*i32", I32, I32], {"B": 64}, ["rows", "1", "1"], [], warps=1)
+    yield variant("shipped", "mla_merge", mla_split.merge, [STEP, BF16, F32, F32] + [I32] * 4, {"R": 512, "AHEAD": 8},
+                  ["tokens", "H", "1"], ["partial", "sums", "y", "ldy"], warps=1)
+    for name, absorb in (("absorb", True), ("value", False)):
+        for w, exact, bk in (("bf16", False, 64), ("bf16", True, 32), ("f32", True, 32)):
+            for bm, full in ((16, True), (16, False), (64, True), (64, False)):
+                yield variant("shipped", f"mla_{name}_{w}_{'f32' if exact else 'bf16'}_{bm}{'' if full else '_ragged'}", mla.project,
+                              [*COUNT, F32, PLAIN[w], F32] + [I32] * 10,
+                              {"ABSORB": absorb, "EXACT": exact, "FULL": full, "BM": bm, "BN": 64, "BK": bk},
+                              ["ceil(rows/BM)", "H", "ceil(N/BN)+ABSORB"],
+                              ["x", "w", "y", "N", "K", "xh", "yh", "ldw", "ldx", "ldy"] if full else [],
+                              matrix_instr_nonkdim=16)
+
+
 def probes():
     for out, out_type in (("bf16", BF16), ("f32", F32)):
         for bm, bn, bk in ((16, 64, 128), (64, 64, 64), (128, 128, 64)):
@@ -203,8 +261,23 @@ def probes():
     yield variant("probe", "ticket", probe.ticket, [F32, F32, "*i32", "*i32", I32], {"B": 256}, ["programs", "1", "1"], [])
 
 
+# One line each: what this file lists.
+LISTS = [
+    elementwises,
+    movers,
+    residuals,
+    routers,
+    moes,
+    caches,
+    pages,
+    mlas,
+    linears,
+    probes,
+]
+
+
 def variants():
     """All variants, names unique."""
-    every = [*elementwises(), *movers(), *residuals(), *routers(), *moes(), *caches(), *linears(), *probes()]
+    every = [v for list_of in LISTS for v in list_of()]
     assert len({v["name"] for v in every}) == len(every)
     return every

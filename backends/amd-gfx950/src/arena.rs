@@ -16,8 +16,8 @@ pub enum Arena {
 }
 
 impl Arena {
-    /// Memory of `TS_ARENA_*` kind, zeroed: tables and state slots start from zero, and whoever reads a page that nobody
-    /// wrote reads zeros.
+    /// Memory of `TS_ARENA_*` kind. Device memory has unknown contents: kernels read no page, slot or row that was not written,
+    /// which the emulator checks.
     pub fn new(device: &Arc<Device>, kind: u32, bytes: u64) -> Result<Self, Fault> {
         let len = usize::try_from(bytes).map_err(|_| Fault::out_of_memory(format!("{bytes} bytes")))?;
         if kind == TS_ARENA_STAGING {
@@ -28,7 +28,6 @@ impl Arena {
             let free = device.free_bytes().unwrap_or(0);
             Fault { message: format!("{bytes} bytes of device memory, {free} are free: {}", fault.message), ..fault }
         })?;
-        buffer.zero()?;
         Ok(Arena::Device(buffer))
     }
 

@@ -70,6 +70,7 @@ impl BackendImpl for AmdGfx950 {
             host_mapped: false,
             exclusive: false,
             branch_rows: true,
+            bucketed: true,
         })
     }
 

@@ -151,14 +151,6 @@ impl Buffer {
         self.address as u64
     }
 
-    /// Fills it with zero bytes; waits.
-    ///
-    /// # Errors
-    /// HIP's.
-    pub fn zero(&self) -> Result<()> {
-        call!(self.device, hipMemset(self.address, 0, self.bytes))
-    }
-
     /// Copies from the host, from the start; waits.
     ///
     /// # Errors

@@ -64,7 +64,6 @@ table! {
     hipMemcpy(to: *mut c_void, from: *const c_void, bytes: usize, kind: MemcpyKind);
     hipMemcpyAsync(to: *mut c_void, from: *const c_void, bytes: usize, kind: MemcpyKind, stream: HipStream);
     hipMemcpyPeerAsync(to: *mut c_void, to_device: i32, from: *const c_void, from_device: i32, bytes: usize, stream: HipStream);
-    hipMemset(to: *mut c_void, value: i32, bytes: usize);
     hipMemsetAsync(to: *mut c_void, value: i32, bytes: usize, stream: HipStream);
     hipStreamCreateWithFlags(stream: *mut HipStream, flags: u32);
     hipStreamDestroy(stream: HipStream);

@@ -92,12 +92,7 @@ struct Stage<'a> {
     finish: bool,
 }
 
-fn mix(
-    op: &BoundOp<'_>,
-    plan: &mut Plan<'_>,
-    [norm, proj, y]: [&Operand; 3],
-    stage: &Stage<'_>,
-) -> Result<(), Fault> {
+fn mix(op: &BoundOp<'_>, plan: &mut Plan<'_>, [norm, proj, y]: [&Operand; 3], stage: &Stage<'_>) -> Result<(), Fault> {
     let [word, fixed] = y.count();
     let d = y.tensor.row_len();
     let mut arguments = vec![

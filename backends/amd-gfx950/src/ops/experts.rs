@@ -4,6 +4,9 @@
 //! (`kernels/routes.py`), in tiles as tall as an expert has rows on average. Every tile gives the same bits. The last product
 //! goes through a panel of columns at a time, so that what is between it and the weighted sum stays small.
 //!
+//! MXFP4 experts of whole steps of 128 (K3's are) are multiplied by `kernels/experts_mxfp4.py`, everything else by the portable
+//! `kernels/experts.py`. Which one is decided by the operands, never by the number of tokens.
+//!
 //! Weights are used as they lie. Block formats other than MXFP4 are refused: three operands would want to be packed, and an op
 //! packs one. Rejected: unpacking them in the kernels, for checkpoints that nobody serves on this device.
 
@@ -37,6 +40,21 @@ const ALIGN: usize = 256;
 
 inventory::submit! { OpEntry { kind: OpKind::Experts, support, plan, pack: None } }
 
+/// Values of K and N that the specialised kernels take at a time.
+const STEP: usize = 128;
+
+/// Whether the specialised kernels take these extents.
+fn whole_steps(shape: &Shape, dtype: DType, settings: &Settings) -> bool {
+    let small = |rows: usize, width: usize| rows * width < 1 << 30;
+    dtype == DType::Mxfp4
+        && settings.precision == Precision::Bf16
+        && shape.width.is_multiple_of(STEP)
+        && shape.hidden.is_multiple_of(STEP)
+        && small(shape.tokens, shape.width)
+        && small(shape.routes(), shape.hidden)
+        && small(shape.width, shape.hidden)
+}
+
 /// Format of the weights and of the factors, as kernel names call them.
 fn form(dtype: DType, settings: &Settings) -> Option<String> {
     let weights = match dtype {
@@ -49,18 +67,15 @@ fn form(dtype: DType, settings: &Settings) -> Option<String> {
     Some(format!("{weights}_{}", if settings.precision == Precision::F32 { "f32" } else { "bf16" }))
 }
 
-/// Routes per tile for a program of so many tokens; `None` walks.
-fn tile(shape: &Shape, dtype: DType, settings: &Settings) -> Option<usize> {
-    if shape.tokens <= WALKED {
+/// Routes per tile for so many tokens at most; `None` walks.
+fn tile(shape: &Shape, tokens: usize, heights: &[usize]) -> Option<usize> {
+    if tokens <= WALKED {
         return None;
     }
-    let mean = shape.routes() / shape.experts;
-    let wanted = [(8, SHORTEST), (32, 32), (100, 64)].into_iter().find(|(most, _)| mean <= *most).map_or(128, |(_, tile)| tile);
-    Some(match (dtype, settings.precision) {
-        (DType::Mxfp4, Precision::Bf16) => wanted,
-        (DType::BF16, Precision::Bf16) if wanted >= 64 => 64,
-        _ => SHORTEST,
-    })
+    // As tall as an expert has rows in the mean, or half as tall: taller tiles share weights, and waste what they do not fill.
+    let mean = tokens * shape.chosen / shape.experts;
+    let fits = |height: &&usize| **height <= SHORTEST || **height <= 2 * mean && (**height < 128 || mean > 200);
+    heights.iter().rev().find(fits).copied().or(Some(SHORTEST))
 }
 
 /// Extents, `tokens` being the capacity.
@@ -78,15 +93,16 @@ impl Shape {
         self.tokens * self.chosen
     }
 
-    /// Columns of a panel: all, or as many whole work-groups as [`PANEL_BYTES`] hold.
-    fn panel(&self) -> usize {
-        let fits = PANEL_BYTES / (4 * self.routes()) / 128 * 128;
-        fits.max(128).min(self.width)
+    /// Columns of a panel for so many tokens: all, or as many whole steps as [`PANEL_BYTES`] hold.
+    fn panel(&self, tokens: usize) -> usize {
+        let fits = PANEL_BYTES / (4 * tokens * self.chosen) / STEP * STEP;
+        fits.max(STEP).min(self.width)
     }
 }
 
 /// Byte offsets into the workspace.
 struct Scratch {
+    rounded: usize,
     hidden: usize,
     panel: usize,
     order: usize,
@@ -98,7 +114,7 @@ struct Scratch {
 }
 
 impl Scratch {
-    fn new(shape: &Shape, settings: &Settings) -> Self {
+    fn new(shape: &Shape, dtype: DType, settings: &Settings) -> Self {
         let mut bytes = 0;
         let mut area = |size: usize| {
             let at = bytes;
@@ -108,12 +124,14 @@ impl Scratch {
         let (routes, sorted) = (shape.routes(), shape.tokens > WALKED);
         let each = if settings.precision == Precision::F32 { 4 } else { 2 };
         let hidden = area(routes * shape.hidden * each);
-        let panel = area(routes * shape.panel() * 4);
+        let rounded = area(if whole_steps(shape, dtype, settings) { shape.tokens * shape.width * 2 } else { 0 });
+        // Programs of fewer tokens have wider panels.
+        let panel = area((routes * shape.width * 4).min(PANEL_BYTES.max(routes * STEP * 4)));
         let tiles = routes.min(routes / SHORTEST + shape.experts);
         let [order, rank] = [(); 2].map(|()| area(if sorted { routes * 4 } else { 0 }));
         let tiles = area(if sorted { 16 * (1 + tiles) } else { 0 });
         let [counts, starts] = [(); 2].map(|()| area(if sorted { shape.experts * 4 } else { 0 }));
-        Self { hidden, panel, order, tiles, rank, counts, starts, bytes }
+        Self { rounded, hidden, panel, order, tiles, rank, counts, starts, bytes }
     }
 }
 
@@ -135,13 +153,13 @@ fn support(op: &OpDesc, settings: &Settings) -> Support {
     if shape.routes() >= 1 << 26 {
         return Support::no(format!("{} routes: below 2^26", shape.routes()));
     }
-    let tile = tile(&shape, w1.dtype, settings);
-    let how = tile.map_or("walked".to_string(), |tile| format!("tiles of {tile}"));
-    let mut support = Support::yes(format!("experts_{form}, {how}"));
+    let name =
+        if whole_steps(&shape, w1.dtype, settings) { "experts_mxfp4".to_string() } else { format!("experts_{form}") };
+    let mut support = Support::yes(name);
     if settings.precision == Precision::Bf16 {
         support.rounding = Rounding::Bf16;
     }
-    support.workspace_bytes = Scratch::new(&shape, settings).bytes as u64;
+    support.workspace_bytes = Scratch::new(&shape, w1.dtype, settings).bytes as u64;
     support
 }
 
@@ -178,9 +196,19 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
         width: x.tensor.row_len(),
     };
     let aligned = |o: &Operand| o.address % 16 == 0 && matches!(pitch(o), Argument::I32(pitch) if pitch % 16 == 0);
-    let aligned = shape.hidden % 16 == 0 && shape.width % 16 == 0 && [x, w1, w3, w2].into_iter().all(aligned);
-    let tile = tile(&shape, dtype, op.settings).map(|tile| if aligned { tile } else { SHORTEST });
-    let scratch = Scratch::new(&shape, op.settings);
+    let stacks = [w1, w3, w2].into_iter().all(aligned);
+    let fast = stacks && whole_steps(&shape, dtype, op.settings);
+    let heights: &[usize] = match dtype {
+        _ if fast => &[16, 32, 64, 128],
+        DType::Mxfp4 | DType::BF16 if op.settings.precision == Precision::Bf16 => {
+            let whole = shape.hidden % 16 == 0 && shape.width % 16 == 0 && stacks && aligned(x);
+            if whole { &[16, 64] } else { &[SHORTEST] }
+        }
+        _ => &[SHORTEST],
+    };
+    let tokens = op.capacity(x) as usize;
+    let tile = tile(&shape, tokens, heights);
+    let scratch = Scratch::new(&shape, dtype, op.settings);
     let at = |offset: usize| Argument::Pointer(op.workspace + offset as u64);
     let (k, e) = (shape.chosen, shape.experts);
     let tiles = match (tile, x.tensor.vary) {
@@ -193,12 +221,24 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     }
     let form = form(dtype, op.settings).expect("supported");
     let kind = tile.map_or("walk_16".to_string(), |tile| format!("sorted_{tile}"));
+    let kernel = |product: &str| {
+        if fast { format!("experts_mxfp4_{product}_{kind}") } else { format!("experts_{product}_{form}_{kind}") }
+    };
     let attrs = op.op.attrs();
     let [word, fixed] = x.count();
     let step = [op.step(), word, fixed, ("k", int(k)), ("slots", slots.pointer()), ("ids", ids.pointer())];
-    let step = [&step[..], &[("ldi", ids.stride()), ("tiles", at(scratch.tiles)), ("order", at(scratch.order))]].concat();
+    let step =
+        [&step[..], &[("ldi", ids.stride()), ("tiles", at(scratch.tiles)), ("order", at(scratch.order))]].concat();
+    let rows = if fast {
+        let to = [("y", at(scratch.rounded)), ("D", int(shape.width)), ("ldx", x.stride()), ("ldy", int(shape.width))];
+        let columns = Extent::Fixed(shape.width.div_ceil(SUM_COLUMNS) as u32);
+        let arguments = [&[op.step(), word, fixed, ("x", x.pointer())][..], &to].concat();
+        plan.launch("convert_f32_bf16", [x.rows(1), columns, Extent::ONE], &arguments)?;
+        [("x", at(scratch.rounded)), ("KB", int(shape.width / 2))]
+    } else {
+        [("x", x.pointer()), ("ldx", x.stride())]
+    };
     let up = [
-        ("x", x.pointer()),
         ("w1", w1.pointer()),
         ("w3", w3.pointer()),
         ("s1", s1.pointer()),
@@ -206,7 +246,6 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
         ("h", at(scratch.hidden)),
         ("N", int(shape.hidden)),
         ("K", int(shape.width)),
-        ("ldx", x.stride()),
         ("pitch1", pitch(w1)),
         ("pitch3", pitch(w3)),
         ("spitch1", s1.stride()),
@@ -216,14 +255,15 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
         ("linear", float(attrs.f[1])),
     ];
     let product = |plan: &mut Plan<'_>, name: &str, n: usize, arguments: &[(&str, Argument)]| {
-        let name = format!("experts_{name}_{form}_{kind}");
+        let name = kernel(name);
         let arguments = [&step[..], arguments].concat();
         let columns = plan.pick(&name, &arguments)?.entry.constant("BN").expect("a constant of these kernels");
         plan.launch(&name, [tiles, Extent::Fixed(n.div_ceil(columns as usize) as u32), Extent::ONE], &arguments)
     };
-    product(plan, "up", shape.hidden, &up)?;
-    for first in (0..shape.width).step_by(shape.panel()) {
-        let width = shape.panel().min(shape.width - first);
+    product(plan, "up", shape.hidden, &[&up[..], &rows].concat())?;
+    let panel = shape.panel(tokens);
+    for first in (0..shape.width).step_by(panel) {
+        let width = panel.min(shape.width - first);
         let down = [
             ("h", at(scratch.hidden)),
             ("w2", w2.pointer()),
@@ -236,6 +276,7 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
             ("pitch", pitch(w2)),
             ("spitch", s2.stride()),
         ];
+        let down = if fast { [&down[..], &[("NB", int(shape.hidden / 2))]].concat() } else { down.to_vec() };
         product(plan, "down", width, &down)?;
         let sum = [
             op.step(),
@@ -266,7 +307,8 @@ fn sort(op: &BoundOp<'_>, plan: &mut Plan<'_>, shape: &Shape, scratch: &Scratch,
     let routes = [op.step(), word, fixed, k, ("ids", ids.pointer()), ("ldi", ids.stride())];
     let (order, tiles) = (("order", at(scratch.order)), ("tiles", at(scratch.tiles)));
     let one = [Extent::ONE; 3];
-    if shape.routes() <= SORTED_AT_ONCE && shape.experts <= SORTED_AT_ONCE {
+    let most = op.capacity(ids) as usize * shape.chosen;
+    if most <= SORTED_AT_ONCE && shape.experts <= SORTED_AT_ONCE {
         return Ok(plan.launch("routes_sort", one, &[&routes[..], &[order, tiles, ("each", int(each))]].concat())?);
     }
     let (counts, starts, rank) =

@@ -5,11 +5,14 @@
 //! plan holds for every step of the program. Kernel names are those of `kernels/variants.py`.
 
 mod attn_res;
+mod cache;
 mod columns;
 mod convert;
 mod elementwise;
 mod experts;
 mod gemm;
+mod mla;
+mod mla_split;
 mod paged;
 mod rmsnorm;
 mod rope;

@@ -6,9 +6,9 @@ use tokenspeed_backend_api::conform::{self, Options};
 
 use crate::support::{backend_device, configure, emulator, report};
 
-/// Interleavings of waves and work-groups; `TOKENSPEED_LONG` runs more.
+/// Interleavings of waves and work-groups; `TOKENSPEED_LONG_TESTS` runs more.
 fn seeds() -> std::ops::Range<u64> {
-    if std::env::var_os("TOKENSPEED_LONG").is_some() { 0..8 } else { 0..1 }
+    if std::env::var_os("TOKENSPEED_LONG_TESTS").is_some() { 0..8 } else { 0..1 }
 }
 
 fn conforms(op: &str, options: &[(&str, &str)]) {
@@ -48,7 +48,13 @@ ops! {
     embedding;
     experts: "f32";
     gemm: "f32";
+    kv_move;
+    kv_read;
     kv_write;
+    mla_absorb: "f32";
+    mla_attention: "f32";
+    mla_value: "f32";
+    mla_write;
     mul;
     paged_attention: "f32";
     rmsnorm;

@@ -120,12 +120,12 @@ impl Lds {
                 return None;
             }
             if r.updated_by_others(me, epoch) {
-                let what = format!("LDS race: read at {:#x}, updated by another wave without a barrier between", 4 * dword);
+                let what =
+                    format!("LDS race: read at {:#x}, updated by another wave without a barrier between", 4 * dword);
                 w.fail(what, Some(lane as u32));
                 return None;
             }
-            let others_write =
-                r.writer != me && r.writer != NOBODY && r.writer != SEVERAL && r.repeated >> me & 1 == 0;
+            let others_write = r.writer != me && r.writer != NOBODY && r.writer != SEVERAL && r.repeated >> me & 1 == 0;
             if others_write && r.write_epoch == epoch && r.written & mask != 0 {
                 let what = format!(
                     "LDS race: read at {:#x}, written by wave {} without a barrier between",
@@ -163,7 +163,14 @@ impl Lds {
         self.records.is_empty() || self.check_write(w, lane, at_, bytes, (valid, same))
     }
 
-    fn check_write(&mut self, w: &mut Wave, lane: usize, at: usize, bytes: usize, (valid, unchanged): (bool, bool)) -> bool {
+    fn check_write(
+        &mut self,
+        w: &mut Wave,
+        lane: usize,
+        at: usize,
+        bytes: usize,
+        (valid, unchanged): (bool, bool),
+    ) -> bool {
         let (me, epoch) = (w.index as u8, w.epoch);
         for (dword, mask) in dwords(at, bytes) {
             let cell = &mut self.valid[dword];
@@ -208,7 +215,14 @@ impl Lds {
 
     /// Updates one dword of one lane atomically: waves may do so side by side, but not beside plain reads and writes of others.
     /// Returns what was there and whether that was initialised, `None` after a fault.
-    pub fn update(&mut self, w: &mut Wave, lane: usize, at: u32, valid: bool, f: impl Fn(u32) -> u32) -> Option<(u32, bool)> {
+    pub fn update(
+        &mut self,
+        w: &mut Wave,
+        lane: usize,
+        at: u32,
+        valid: bool,
+        f: impl Fn(u32) -> u32,
+    ) -> Option<(u32, bool)> {
         if !self.inside(w, "update", lane, at, 4) {
             return None;
         }
