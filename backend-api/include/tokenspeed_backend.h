@@ -222,6 +222,8 @@ typedef struct ts_queue ts_queue;
 
 #define TS_OP_KDA_CHUNK 275
 
+#define TS_OP_KDA_MIX 276
+
 #define TS_SUPPORT_NO 0
 
 #define TS_SUPPORT_YES 1

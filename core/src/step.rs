@@ -78,11 +78,18 @@ impl StepBuffer {
 
     /// Write a step. Every array must fit the capacity: the scheduler plans within it.
     pub fn write(&mut self, content: &StepContent<'_>) {
+        self.write_ids(content, &[]);
+    }
+
+    /// The same for a step that lists no tokens but the `ids` of all rows, row after row: where they are follows from the rows.
+    pub fn write_ids(&mut self, content: &StepContent<'_>, ids: &[u32]) {
         let StepContent { sequence, rows, tokens, logit_rows, deltas } = *content;
         let StepCapacity { tokens: max_tokens, rows: max_rows, logit_rows: max_logit_rows, deltas: max_deltas } =
             self.capacity;
         assert!(rows.len() <= max_rows as usize, "{} rows, room for {max_rows}", rows.len());
-        assert!(tokens.len() <= max_tokens as usize, "{} tokens, room for {max_tokens}", tokens.len());
+        assert!(tokens.is_empty() || ids.is_empty(), "tokens are listed, or follow from the rows");
+        let n_tokens = tokens.len() + ids.len();
+        assert!(n_tokens <= max_tokens as usize, "{n_tokens} tokens, room for {max_tokens}");
         assert!(
             logit_rows.len() <= max_logit_rows as usize,
             "{} logit rows, room for {max_logit_rows}",
@@ -92,8 +99,8 @@ impl StepBuffer {
 
         let mut out = Writer { bytes: &mut self.storage[self.start..], at: size_of::<ts_step>() };
         let rows_offset = out.align();
-        for row in rows {
-            out.words([
+        out.array(rows, |row| {
+            [
                 row.table_row,
                 row.computed,
                 row.query_start,
@@ -102,10 +109,16 @@ impl StepBuffer {
                 row.state_write,
                 row.state_tokens,
                 row.branch_offset,
-            ]);
-        }
+            ]
+        });
         let tokens_offset = out.align();
         out.array(tokens, |token| [token.id.cast_unsigned(), token.position, token.row, 0]);
+        if !ids.is_empty() {
+            for (row, at) in rows.iter().zip(0..) {
+                let own = &ids[row.query_start as usize..][..row.query_len as usize];
+                out.array_at(own, |&id, n| [id, row.computed + n, at, 0]);
+            }
+        }
         let logit_rows_offset = out.align();
         out.array(logit_rows, |&row| [row]);
         let deltas_offset = out.align();
@@ -115,7 +128,7 @@ impl StepBuffer {
         let count = |n: usize| u32::try_from(n).expect("fits the capacity, which is u32");
         out.words([
             count(size_of::<ts_step>()),
-            count(tokens.len()),
+            count(n_tokens),
             count(rows.len()),
             count(logit_rows.len()),
             count(deltas.len()),
@@ -166,14 +179,17 @@ impl Writer<'_> {
         }
     }
 
-    /// One bounds check for all of `items`: a prompt's chunk has thousands.
     fn array<T, const N: usize>(&mut self, items: &[T], words: impl Fn(&T) -> [u32; N]) {
+        self.array_at(items, |item, _| words(item));
+    }
+
+    /// One bounds check for all of `items`: a prompt's chunk has thousands. `words` also gets the item's place among them.
+    fn array_at<T, const N: usize>(&mut self, items: &[T], words: impl Fn(&T, u32) -> [u32; N]) {
         let size = N * size_of::<u32>();
         let bytes = &mut self.bytes[self.at..][..items.len() * size];
-        for (item, bytes) in items.iter().zip(bytes.chunks_exact_mut(size)) {
-            for (word, bytes) in words(item).iter().zip(bytes.as_chunks_mut().0) {
-                *bytes = word.to_ne_bytes();
-            }
+        let records = bytes.as_chunks_mut::<4>().0.as_chunks_mut::<N>().0;
+        for ((item, record), n) in items.iter().zip(records).zip(0..) {
+            *record = words(item, n).map(u32::to_ne_bytes);
         }
         self.at += items.len() * size;
     }

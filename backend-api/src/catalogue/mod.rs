@@ -24,6 +24,7 @@ mod gated_rmsnorm;
 mod gemm;
 mod kda_chunk;
 mod kda_gate;
+mod kda_mix;
 mod kda_record;
 mod kda_replay;
 mod kda_step;
@@ -232,6 +233,7 @@ pub static CATALOGUE: [Entry; OpKind::ALL.len()] = [
     gated_rmsnorm::ENTRY,
     mla_write::ENTRY,
     kda_chunk::ENTRY,
+    kda_mix::ENTRY,
 ];
 
 /// The entry of a kind.

@@ -122,6 +122,9 @@ def decode(plan, q, cache, table, y, partial, sums, H, width, page_bits, split_b
     weights) are for `merge`. `scale` is in bits. Pages are of 2^page_bits tokens, splits of 2^split_bits.
     """
     NW: gl.constexpr = gl.num_warps()
+    # Rows for two waves' worth of registers: loads are kept where they are needed, and looked up late.
+    TIGHT: gl.constexpr = ROWS > 16 * NW
+    C: gl.constexpr = 32 if TIGHT else 64
     V: gl.constexpr = 128 // cache.dtype.element_ty.primitive_bitwidth
     by_row: gl.constexpr = cdna4.AMDMFMALayout(4, [16, 16, 32], True, [NW, 1])
     by_column: gl.constexpr = cdna4.AMDMFMALayout(4, [16, 16, 32], True, [1, NW])
@@ -153,8 +156,8 @@ def decode(plan, q, cache, table, y, partial, sums, H, width, page_bits, split_b
                 splits = ((limit - 1) >> split_bits) + 1
             m_in = gl.minimum(gl.arange(0, ROWS, layout=gl.SliceLayout(1, q_in)), pairs - 1)
             queries = ()
-            for j in gl.static_range(W // P):
-                queries = queries + (query(q, first, m_in, H, ldq, j * P, P, q_in), )
+            for j in gl.static_range(W // C):
+                queries = queries + (query(q, first, m_in, H, ldq, j * C, C, q_in), )
             m = gl.minimum(gl.arange(0, ROWS, layout=row_of), pairs - 1)
             position = limit - n + m // H
             if FOLD:
@@ -185,15 +188,24 @@ def decode(plan, q, cache, table, y, partial, sums, H, width, page_bits, split_b
                     rope = ropes.index(slot)
                     ahead = gl.where(slot == 0, STAGES - 1, slot - 1)
                     at = begin + i * KEYS
-                    # The next step's pages first: whoever waits for them does not wait for the rows behind.
-                    next_f, next_g, next_a, next_b, next_c = locate(pages, at + STAGES * KEYS, end, computed, branch, page_bits, KEYS)
+                    if TIGHT:
+                        f, g, a, b, c = locate(pages, at + (STAGES - 1) * KEYS, end, computed, branch, page_bits, KEYS)
+                    else:
+                        # The next step's pages first: whoever waits for them does not wait for the rows behind.
+                        next_f, next_g, next_a, next_b, next_c = locate(pages, at + STAGES * KEYS, end, computed, branch, page_bits, KEYS)
                     fetch(latents.index(ahead), ropes.index(ahead), cache, at + (STAGES - 1) * KEYS, end, computed, branch, f, g, a, b, c,
                           page_bits, ldc, V, KEYS)
-                    f, g, a, b, c = next_f, next_g, next_a, next_b, next_c
+                    if not TIGHT:
+                        f, g, a, b, c = next_f, next_g, next_a, next_b, next_c
                     s = gl.zeros([ROWS, KEYS], gl.float32, by_row)
-                    for j in gl.static_range(R // P):
-                        s = cdna4.mfma(queries[j], latent.slice(j * P, P, 1).permute([1, 0]).load(k_in).to(gl.bfloat16), s)
-                    s = cdna4.mfma(queries[R // P], rope.permute([1, 0]).load(k_in).to(gl.bfloat16), s)
+                    for j in gl.static_range(R // C):
+                        s = cdna4.mfma(queries[j], latent.slice(j * C, C, 1).permute([1, 0]).load(k_in).to(gl.bfloat16), s)
+                        if TIGHT:
+                            hint.sched_barrier()
+                    for j in gl.static_range(P // C):
+                        s = cdna4.mfma(queries[R // C + j], rope.slice(j * C, C, 1).permute([1, 0]).load(k_in).to(gl.bfloat16), s)
+                        if TIGHT:
+                            hint.sched_barrier()
                     key = at + gl.arange(0, KEYS, layout=gl.SliceLayout(0, by_row))
                     wanted = key[None, :] <= gl.minimum(position, end - 1)[:, None]
                     s = gl.where(wanted, s * scale, float("-inf"))
@@ -214,6 +226,8 @@ def decode(plan, q, cache, table, y, partial, sums, H, width, page_bits, split_b
                         acc = cdna4.mfma(weights.slice(0, RA).slice(j * 32, 32, 1).load(p_in), v, acc)
                         if RB > 0:
                             more = cdna4.mfma(weights.slice(RA, RB).slice(j * 32, 32, 1).load(p_in), v, more)
+                        if TIGHT:
+                            hint.sched_barrier()
                     slot = gl.where(slot == STAGES - 1, 0, slot + 1)
                 async_copy.wait_group(0)
                 mean = 1.0 / gl.where(total > 0.0, total, 1.0)

@@ -11,6 +11,12 @@ import elementwise
 import experts
 import experts_mxfp4
 import gemm
+import headnorm
+import kda
+import kda_chunk
+import kda_decode
+import kda_replay
+import kda_scan
 import mla
 import mla_decode
 import mla_split
@@ -19,6 +25,7 @@ import probe
 import rope
 import router
 import routes
+import short_conv
 import tables
 
 BF16, F16, F32, FP8, BF8, U8, I32 = "*bf16", "*fp16", "*fp32", "*fp8e4nv", "*fp8e5", "*u8", "i32"
@@ -214,7 +221,7 @@ def mlas():
                               ["q", "cache", "y", "R", "W", "ldq", "ldc", "ldy"] if full else [],
                               matrix_instr_nonkdim=16)
     for k, keys in (("bf16", 32), ("fp8", 64)):
-        for rows, ra, rb, warps, fold in ((16, 16, 0, 4, False), (64, 32, 16, 4, False), (64, 32, 16, 4, True)):
+        for rows, ra, rb, warps, fold in ((16, 16, 0, 4, False), (64, 32, 16, 4, False), (64, 32, 16, 4, True), (128, 64, 32, 4, False)):
             yield variant("shipped", f"mla_decode_{k}_{ra + rb}{'_fold' if fold else ''}", mla_decode.decode,
                           ["*i32", F32, PLAIN[k], TABLE, F32, BF16, F32] + [I32] * 8 + [FLOAT],
                           {"ROWS": rows, "RA": ra, "RB": rb, "KEYS": keys, "STAGES": 3, "FOLD": fold}, ["groups", "1", "1"],
@@ -231,6 +238,73 @@ def mlas():
                               ["ceil(rows/BM)", "H", "ceil(N/BN)+ABSORB"],
                               ["x", "w", "y", "N", "K", "xh", "yh", "ldw", "ldx", "ldy"] if full else [],
                               matrix_instr_nonkdim=16)
+
+
+# Ops whose bits agree with those of a fused form or a replay: nothing is contracted behind the source's back.
+EXACTLY = {"enable_fp_fusion": False}
+
+
+def linear_attention():
+    for size, b in (("head", 128), ("wide", 256)):
+        yield from promised(f"l2norm_{size}", headnorm.l2norm, [*COUNT, F32, F32, I32, I32, I32, I32, FLOAT, FLOAT], {"B": b},
+                            ["rows", "H", "1"], ["x", "y", "D", "ldx", "ldy"], warps=1, **EXACTLY)
+        yield from promised(f"gated_rmsnorm_{size}", headnorm.gated_rmsnorm,
+                            [*COUNT, F32, F32, F32, F32, I32, I32, I32, I32, I32, FLOAT], {"B": b}, ["rows", "H", "1"],
+                            ["x", "gate", "w", "y", "D", "ldx", "ldg", "ldy"], warps=1, **EXACTLY)
+    yield from promised("kda_gate", kda.gate, [*COUNT, F32, F32, F32, F32, I32, I32, I32, I32, I32, FLOAT], {"B": 512},
+                        ["rows", "ceil(C/B)", "1"], ["f", "dt_bias", "g", "C", "K", "ldf", "ldg"], **EXACTLY)
+    for w in ("f32", "bf16", "f16"):
+        for frozen in (False, True):
+            yield from promised(
+                f"short_conv_{w}" + ("_frozen" if frozen else ""), short_conv.short_conv,
+                [STEP, F32, F32, F32, F32, F32, F32, PLAIN[w], F32, F32, F32] + [I32] * 9, {"FROZEN": frozen, "B": 256},
+                ["tokens", "ceil(C/B)", "3"],
+                ["q", "k", "v", "wq", "wk", "wv", "window", "yq", "yk", "yv", "C", "ldq", "ldk", "ldv", "ldw", "ldyq", "ldyk", "ldyv"],
+                warps=1, **EXACTLY)
+        yield variant("shipped", f"kda_record_{w}", kda_replay.record,
+                      [STEP, F32, F32, F32, F32, F32, PLAIN[w]] + [I32] * 9, {"B": 1024}, ["tokens", "1", "1"], [])
+    for keep, form in ((True, "step"), (False, "verify")):
+        yield variant("shipped", f"kda_{form}_32", kda.recurrence, [STEP] + [F32] * 7 + [I32] * 9,
+                      {"KEEP": keep, "BK": 32, "BV": 32}, ["requests", "H", "ceil(V/BV)"], [], warps=1, **EXACTLY)
+        yield from promised(f"kda_{form}_128", kda.recurrence, [STEP] + [F32] * 7 + [I32] * 9,
+                            {"KEEP": keep, "BK": 128, "BV": 32}, ["requests", "H", "ceil(V/BV)"],
+                            ["q", "k", "v", "g", "state", "o", "K", "V", "ldq", "ldk", "ldv", "ldg", "lds", "ldo"], **EXACTLY)
+    for b in (32, 128):
+        for m, exact in (("bf16", False), ("f32", True)):
+            make = promised if b == 128 else lambda *a, **o: [variant("shipped", *a, **o)]
+            yield from make(f"kda_prepare_{m}_{b}", kda_chunk.prepare,
+                            [STEP] + [F32] * 5 + [PLAIN[m]] * 5 + [F32] + [I32] * 8, {"EXACT": exact, "BK": b, "BV": b},
+                            ["ceil(tokens/64)", "H", "1"],
+                            ["q", "k", "v", "g", "ws_w", "ws_q", "ws_k", "ws_u", "ws_a", "ws_decay", "K", "V", "ldq", "ldk", "ldv", "ldg"]
+                            if b == 128 else [], num_stages=1, matrix_instr_nonkdim=16, **EXACTLY)
+            yield variant("shipped", f"kda_scan_{m}_{b}", kda_chunk.scan, [STEP] + [F32] * 5 + [PLAIN[m]] * 5 + [F32] * 3 + [I32] * 10,
+                          {"EXACT": exact, "BK": b, "BV": b, "PV": 16}, ["requests", "H", "ceil(V/PV)"],
+                          ["ws_w", "ws_q", "ws_k", "ws_u", "ws_a", "ws_decay"], num_stages=1, matrix_instr_nonkdim=16, **EXACTLY)
+    for w in ("f32", "bf16"):
+        for keep, form in ((True, "decode"), (False, "candidates")):
+            yield variant("shipped", f"kda_{form}_{w}", kda_decode.decode,
+                          [STEP] + [F32] * 12 + [PLAIN[w], F32, F32] + [I32] * 11 + [FLOAT] * 4, {"KEEP": keep},
+                          ["requests", "H", "1"],
+                          ["q", "k", "v", "f", "gate", "wq", "wk", "wv", "dt_bias", "norm", "window", "state", "y", "ldq", "ldk", "ldv",
+                           "ldf", "ldg", "ldw", "lds", "ldy"], num_stages=1, **EXACTLY)
+    yield variant("shipped", "kda_scan_full", kda_scan.scan, [STEP] + [F32] * 5 + [BF16] * 5 + [F32] * 3 + [I32] * 8, {},
+                  ["requests", "H", "8"],
+                  ["q", "k", "v", "g", "ws_w", "ws_q", "ws_k", "ws_u", "ws_a", "ws_decay", "state", "o", "ldq", "ldk", "ldv", "ldg",
+                   "lds", "ldo"], warps=1, num_stages=1, **EXACTLY)
+    # A record's format, a window's; the factors of the gate projection as `linears` have them.
+    for r, w in (("f32", "f32"), ("bf16", "f32"), ("bf16", "bf16")):
+        for m, exact, bf in (("bf16", False, 64), ("bf16", True, 32), ("f32", True, 32)):
+            types = [STEP, PLAIN[r], F32, F32, PLAIN[m], F32, F32, PLAIN[w], F32] + [I32] * 9 + [FLOAT, FLOAT]
+            constants = {"EXACT": exact, "BM": 16, "BF": bf, "BV": 32}
+            name = f"kda_replay_{r}_{w}_{m}_{'f32' if exact else 'bf16'}"
+            # Heads of any size up to 32; and those of Kimi, with nothing to mask: masks of longer ones spill scalar registers.
+            yield variant("shipped", f"{name}_32", kda_replay.replay, types, {**constants, "B": 32},
+                          ["requests", "H", "ceil(D/BV)"], [], matrix_instr_nonkdim=16, num_stages=1, **EXACTLY)
+            yield variant("shipped", f"{name}_full", kda_replay.replay, types[:10] + types[12:],
+                          {**constants, "B": 128, "D": 128, "F": 128}, ["requests", "H", "ceil(D/BV)"],
+                          ["wk", "wv", "wf", "dt_bias", "state", "ldf", "lds"], matrix_instr_nonkdim=16, num_stages=1, **EXACTLY)
+        yield variant("shipped", f"kda_replay_window_{r}_{w}", kda_replay.replay_window,
+                      [STEP, PLAIN[r], PLAIN[w]] + [I32] * 5, {"B": 256}, ["requests", "ceil(3*C/B)", "1"], [], warps=1)
 
 
 def probes():
@@ -272,6 +346,7 @@ LISTS = [
     pages,
     mlas,
     linears,
+    linear_attention,
     probes,
 ]
 

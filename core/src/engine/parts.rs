@@ -1,18 +1,19 @@
 //! The arrays of a step before they become bytes, filled from what the scheduler planned. Decoding rows come first.
 
-use tokenspeed_backend_api::abi::{ts_step_row, ts_step_token, ts_table_delta};
+use tokenspeed_backend_api::abi::{ts_step_row, ts_table_delta};
 
 use super::Plan;
 use crate::{
     bug::seeded,
     scheduler::queue::{Queues, Running},
-    step::{StepCapacity, StepContent},
+    step::{StepBuffer, StepCapacity, StepContent},
 };
 
 /// Reusable arrays.
 pub(super) struct StepParts {
     rows: Vec<ts_step_row>,
-    tokens: Vec<ts_step_token>,
+    /// Tokens of the rows, row after row.
+    ids: Vec<u32>,
     logit_rows: Vec<u32>,
     /// Tokens on side branches.
     pub branch_tokens: u32,
@@ -20,7 +21,7 @@ pub(super) struct StepParts {
 
 impl std::fmt::Debug for StepParts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "StepParts({} rows, {} tokens)", self.rows.len(), self.tokens.len())
+        write!(f, "StepParts({} rows, {} tokens)", self.rows.len(), self.ids.len())
     }
 }
 
@@ -28,21 +29,23 @@ impl StepParts {
     pub fn new(capacity: StepCapacity) -> Self {
         Self {
             rows: Vec::with_capacity(capacity.rows as usize),
-            tokens: Vec::with_capacity(capacity.tokens as usize),
+            ids: Vec::with_capacity(capacity.tokens as usize),
             logit_rows: Vec::with_capacity(capacity.logit_rows as usize),
             branch_tokens: 0,
         }
     }
 
-    pub fn content<'a>(&'a self, sequence: u64, deltas: &'a [ts_table_delta]) -> StepContent<'a> {
-        StepContent { sequence, rows: &self.rows, tokens: &self.tokens, logit_rows: &self.logit_rows, deltas }
+    /// Write them as the step's parameter block.
+    pub fn write(&self, sequence: u64, deltas: &[ts_table_delta], step: &mut StepBuffer) {
+        let content = StepContent { sequence, rows: &self.rows, tokens: &[], logit_rows: &self.logit_rows, deltas };
+        step.write_ids(&content, &self.ids);
     }
 
     /// Collect the planned requests that `belong` and give each its first row of logits; the plan lacks only its number
     /// and other passes.
     pub fn collect(&mut self, queues: &mut Queues, belongs: impl Fn(&Running) -> bool) -> Plan {
         self.rows.clear();
-        self.tokens.clear();
+        self.ids.clear();
         self.logit_rows.clear();
         self.branch_tokens = 0;
         let mut attention_pairs = 0;
@@ -57,12 +60,12 @@ impl StepParts {
                 }
             }
             if wants_decoding {
-                n_decode_tokens = self.tokens.len() as u32;
+                n_decode_tokens = self.ids.len() as u32;
             }
         }
         Plan {
             sequence: 0,
-            n_tokens: self.tokens.len() as u32,
+            n_tokens: self.ids.len() as u32,
             n_rows: self.rows.len() as u32,
             n_logit_rows: self.logit_rows.len() as u32,
             verify: None,
@@ -74,7 +77,7 @@ impl StepParts {
     /// Returns query length times context length.
     fn add(&mut self, running: &mut Running) -> u64 {
         let (body, active) = running.parts_mut();
-        let (row, query_start) = (self.rows.len() as u32, self.tokens.len() as u32);
+        let query_start = self.ids.len() as u32;
         let end = active.computed + active.planned;
         let (state_read, state_write) = active.lease.state_slots().unwrap_or((0, 0));
         self.rows.push(ts_step_row {
@@ -90,10 +93,8 @@ impl StepParts {
                 .map_or(0, |_| active.computed.saturating_sub(u32::from(seeded!(StateCountLagsBehind)))),
             branch_offset: 0,
         });
-        let token = |(id, position): (&u32, u32)| ts_step_token { id: id.cast_signed(), position, row, reserved: 0 };
-        let own = &body.tokens[active.computed as usize..end.min(body.len()) as usize];
-        self.tokens.extend(own.iter().zip(active.computed..).map(token));
-        self.tokens.extend(body.drafts.ids.iter().zip(body.len()..end).map(token));
+        self.ids.extend_from_slice(&body.tokens[active.computed as usize..end.min(body.len()) as usize]);
+        self.ids.extend(body.drafts.ids.iter().take(end.saturating_sub(body.len()) as usize));
         active.first_logit_row = self.logit_rows.len() as u32;
         if active.n_prompt_logit_rows > 0 {
             let next = body.next_prompt_logits().expect("planned rows are wanted").max(active.computed);
@@ -119,12 +120,10 @@ impl StepParts {
         let (mut offset, mut pairs) = (active.planned, 0);
         let chain = &body.drafts.ids;
         for branch in body.drafts.branches.open_mut() {
-            let (row, query_start) = (self.rows.len() as u32, self.tokens.len() as u32);
+            let query_start = self.ids.len() as u32;
             let ids = own.iter().chain(&chain[..branch.fork as usize]).chain(&branch.ids);
-            let token =
-                |(id, position): (&u32, u32)| ts_step_token { id: id.cast_signed(), position, row, reserved: 0 };
-            self.tokens.extend(ids.zip(active.computed..).map(token));
-            let query_len = self.tokens.len() as u32 - query_start;
+            self.ids.extend(ids);
+            let query_len = self.ids.len() as u32 - query_start;
             self.rows.push(ts_step_row {
                 table_row: active.lease.row(),
                 computed: active.computed,

@@ -17,9 +17,9 @@ use crate::{
 const WIDTHS: (usize, usize) = (512, 64);
 /// Work-groups at a time: the compute units of a device, one each.
 const GROUPS: u64 = 256;
-/// Rows of scores per tile, and of a tile for one token with few heads.
-const ROWS: [usize; 2] = [16, 48];
-/// Bytes of parts that are worth having splits of 2048 positions.
+/// Rows of a tile: for one token, for a window of a few and for long steps, for wide windows.
+const ROWS: [usize; 3] = [16, 48, 96];
+/// Bytes of parts that are worth having short splits.
 const PARTS_MAX: u64 = 2 << 30;
 /// Bytes per item of the list of work, and of its head.
 const ITEM_BYTES: u64 = 32;
@@ -57,10 +57,10 @@ pub(super) struct Split {
 impl Split {
     /// `None` if these kernels do not fit the shape.
     pub(super) fn new(shape: &Shape, settings: &Settings) -> Option<Self> {
-        // A step of keys lies in one page.
-        let (cache, keys) = match shape.cache {
-            DType::BF16 => ("bf16", 32),
-            DType::F8E4M3 => ("fp8", 64),
+        // A step of keys lies in one page. A split of 1.2 MB makes the parts of 48 rows, written and read, a twelfth of it.
+        let (cache, keys, least) = match shape.cache {
+            DType::BF16 => ("bf16", 32, 10),
+            DType::F8E4M3 => ("fp8", 64, 11),
             _ => return None,
         };
         let (latent, all) = (WIDTHS.0, WIDTHS.0 + WIDTHS.1);
@@ -82,7 +82,7 @@ impl Split {
             (splits, bytes.map(|b| b.next_multiple_of(256)))
         };
         let largest = |bits: &usize| sizes(GRAPH_TOKENS as usize, *bits).1[2];
-        let split_bits = (11..16).find(|bits| largest(bits) <= PARTS_MAX).unwrap_or(16);
+        let split_bits = (least..16).find(|bits| largest(bits) <= PARTS_MAX).unwrap_or(16);
         let (splits, bytes) = sizes(shape.tokens, split_bits);
         let page_bits = page.trailing_zeros() as usize;
         Some(Self { heads: shape.heads, cache, page_bits, split_bits, splits, bytes })
@@ -98,8 +98,9 @@ impl Split {
         let [q, cache, table, y] = op.operands else { unreachable!("checked") };
         let bucket = &op.bucket;
         let fold = bucket.max_tokens > GRAPH_TOKENS;
-        let one_each = bucket.max_tokens <= bucket.max_rows;
-        let rows = if one_each && self.heads <= ROWS[0] { ROWS[0] } else { ROWS[1] };
+        // A window of tokens in one tile, if any tile holds it: then its rows of the cache are read once.
+        let window = (bucket.max_tokens.div_ceil(bucket.max_rows.max(1))) as usize * self.heads;
+        let rows = if fold { ROWS[1] } else { ROWS.into_iter().find(|r| window <= *r).unwrap_or(ROWS[1]) };
         let at = |part: usize| Argument::Pointer(op.workspace + self.bytes[..part].iter().sum::<u64>());
         let tile = int(rows / self.heads);
         // With 2^30 positions in a split, a tile is one item.
@@ -126,7 +127,7 @@ impl Split {
         ];
         let items = if fold { 1 } else { self.splits as u64 } * u64::from(bucket.max_tokens);
         let kernel = if fold {
-            format!("mla_decode_{}_{}_fold", self.cache, ROWS[1])
+            format!("mla_decode_{}_{rows}_fold", self.cache)
         } else {
             format!("mla_decode_{}_{rows}", self.cache)
         };

@@ -11,12 +11,18 @@ mod convert;
 mod elementwise;
 mod experts;
 mod gemm;
+mod head_norm;
+mod kda;
+mod kda_chunk;
+mod kda_mix;
+mod kda_replay;
 mod mla;
 mod mla_split;
 mod paged;
 mod rmsnorm;
 mod rope;
 mod router;
+mod short_conv;
 mod tables;
 
 use tokenspeed_backend_api::{

@@ -47,10 +47,19 @@ ops! {
     copy;
     embedding;
     experts: "f32";
+    gated_rmsnorm;
     gemm: "f32";
+    kda_chunk: "f32";
+    kda_gate;
+    kda_mix: "f32";
+    kda_record;
+    kda_replay: "f32";
+    kda_step;
+    kda_verify;
     kv_move;
     kv_read;
     kv_write;
+    l2norm;
     mla_absorb: "f32";
     mla_attention: "f32";
     mla_value: "f32";
@@ -61,6 +70,7 @@ ops! {
     rope;
     router_topk;
     row_gather;
+    short_conv;
     sigmoid;
     sigmoid_mul;
     silu;

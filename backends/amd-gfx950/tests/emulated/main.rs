@@ -11,6 +11,7 @@ mod header;
 mod mla;
 mod mutation;
 mod probe;
+mod replay;
 mod seeded;
 mod stream;
 mod support;

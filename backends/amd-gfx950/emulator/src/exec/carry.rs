@@ -44,19 +44,17 @@ fn mad64(cx: &mut Cx, inst: &Inst, signed: bool) {
         out[l] = r;
         mask |= u64::from(over) << l;
     }
-    // Compilers use this as a 32-bit multiply-add: the low half of the result needs the low half of the third source only.
-    let third = &inst.s[2];
-    let factors = cx.valid(&inst.s[0]) & cx.valid(&inst.s[1]);
-    let low = match third.file {
-        File::Vector | File::Scalar => factors & cx.valid(&Operand { width: 1, ..*third }),
-        _ => factors,
+    // Compilers multiply 32 bits with it: whatever lies in the addend's upper half does not reach the lower result.
+    let addend = match inst.s[2].file {
+        File::Vector | File::Scalar => cx.valid(&Operand { width: 1, ..inst.s[2] }),
+        _ => u64::MAX,
     };
-    let all = factors & cx.valid(third);
-    cx.write_half(&inst.d, 0, &out.map(|x| x as u32), low);
-    cx.write_half(&inst.d, 1, &out.map(|x| (x >> 32) as u32), all);
+    let low = addend & cx.valid(&inst.s[0]) & cx.valid(&inst.s[1]);
+    cx.spread_valid(inst);
     if cx.env.check {
-        cx.set_valid_mask(&inst.m, all | !exec);
+        cx.set_valid(&Operand { width: 1, ..inst.d }, low);
     }
+    cx.write_wide(&inst.d, &out);
     cx.w.set_pair(inst.m.at(), mask & exec);
 }
 
