@@ -5,8 +5,11 @@ A name that ends in `_ragged` makes no promise; the launcher takes it where its 
 arguments that must be multiples of 16 (pointers: of 16 bytes): a promise to the compiler that the launcher checks. `grid` gives work-groups per axis as formulas over arguments and constants.
 """
 
+import attn_res
 import cache
 import elementwise
+import experts
+import experts_mxfp4
 import gemm
 import headnorm
 import kda
@@ -20,6 +23,8 @@ import mla_split
 import paged
 import probe
 import rope
+import router
+import routes
 import short_conv
 import tables
 
@@ -56,6 +61,8 @@ def elementwises():
     for op in ("silu", "sigmoid"):
         yield from promised(f"unary_{op}", elementwise.unary, [*COUNT, F32, F32, I32, I32, I32], {"OP": op, "B": 1024},
                             ["rows", "ceil(D/B)", "1"], ["x", "y", "D", "ldx", "ldy"])
+    yield from promised("binary_situ_mul", elementwise.situ_mul, [*COUNT, F32, F32, F32, I32, I32, I32, I32, FLOAT, FLOAT],
+                        {"B": 1024}, ["rows", "ceil(D/B)", "1"], ["a", "b", "y", "D", "lda", "ldb", "ldy"])
     for op in ("add", "mul", "silu_mul", "sigmoid_mul"):
         yield from promised(f"binary_{op}", elementwise.binary, [*COUNT, F32, F32, F32, I32, I32, I32, I32],
                             {"OP": op, "B": 1024}, ["rows", "ceil(D/B)", "1"], ["a", "b", "y", "D", "lda", "ldb", "ldy"])
@@ -80,9 +87,86 @@ def movers():
                             ["tokens", "ceil(D/B)", "1"], ["table", "y", "D", "ldt", "ldy"])
     yield from promised("row_gather", tables.row_gather, [STEP, F32, F32, I32, I32, I32], {"B": 1024},
                         ["logit rows", "ceil(D/B)", "1"], ["x", "y", "D", "ldx", "ldy"])
+    yield from promised("slice", tables.slice, [*COUNT, F32, F32, I32, I32, I32], {"B": 1024}, ["rows", "ceil(D/B)", "1"],
+                        ["x", "y", "D", "ldx", "ldy"])
+    yield from promised("concat", tables.concat, [*COUNT, F32, F32, F32, I32, I32, I32, I32, I32], {"B": 1024},
+                        ["rows", "ceil((A+C)/B)", "1"], ["a", "b", "y", "A", "C", "lda", "ldb", "ldy"])
     for name, pairs in (("halves", False), ("pairs", True)):
         yield variant("shipped", f"rope_{name}", rope.rope, [STEP, F32, F32, F32, I32, I32, I32, I32, I32, FLOAT],
                       {"PAIRS": pairs, "B": 64}, ["tokens", "H", "1"], [], warps=1)
+
+
+def residuals():
+    # One tile holds a row, 8 columns a lane.
+    for b, warps in ((512, 1), (2048, 4), (8192, 16)):
+        for name, n, chain in (("mix", 9, False), ("chain", 4, True), ("combine", 1, True)):
+            given = [f"v{i}" for i in range(n)] + [f"ld{i}" for i in range(n)]
+            kinds = [*COUNT, F32, F32, *[F32] * 9, *[I32] * 10, *[F32] * 4, *[I32] * 5, FLOAT, I32, I32]
+            yield from promised(f"attn_res_{name}_{b}", attn_res.mix, kinds, {"N": n, "CHAIN": chain, "B": b},
+                                ["rows", "1", "1"], ["norm", "proj", *given, "acc", "y", "D", "lda", "ldy"], warps=warps)
+        weights = [f"{k}{i}" for k in "np" for i in range(16)]
+        yield from promised(f"attn_res_scores_{b}", attn_res.scores, [*COUNT, *[F32] * 34, *[I32] * 4, FLOAT, I32], {"B": b},
+                            ["ceil(rows/each)", "ceil(n/4)", "1"], ["x", *weights, "D", "ldx"], warps=warps)
+    given = [f"{k}{i}" for k in ("v", "ld") for i in range(8)]
+    yield from promised("attn_res_partial", attn_res.partial, [*COUNT, *[F32] * 16, *[I32] * 17, *[F32] * 3, *[I32] * 4],
+                        {"B": 1024}, ["rows", "ceil(D/B)", "1"], [*given, "acc", "D", "lda"])
+
+
+def routers():
+    for b, warps in ((64, 1), (256, 1), (1024, 1), (4096, 4)):
+        for grouped in (False, True):
+            yield variant("shipped", f"router_topk_{b}{'_grouped' if grouped else ''}", router.topk,
+                          [*COUNT, F32, F32, "*i32", F32, *[I32] * 7, FLOAT, I32], {"GROUPED": grouped, "BG": 64, "BK": 64, "B": b},
+                          ["rows", "1", "1"], [], warps=warps)
+
+
+def moes():
+    i32 = "*i32"
+    yield variant("shipped", "routes_sort", routes.sort, [*COUNT, i32, i32, i32, I32, I32, I32], {"B": 1024}, ["1", "1", "1"],
+                  [], warps=16)
+    yield variant("shipped", "routes_clear", routes.clear, [i32, I32], {"B": 1024}, ["ceil(E/B)", "1", "1"], [])
+    yield variant("shipped", "routes_count", routes.count, [*COUNT, i32, i32, i32, I32, I32], {"B": 1024},
+                  ["ceil(routes/B)", "1", "1"], [])
+    yield variant("shipped", "routes_cut", routes.cut, [i32, i32, i32, I32, I32], {"B": 1024}, ["1", "1", "1"], [], warps=16)
+    yield variant("shipped", "routes_place", routes.place, [*COUNT, i32, i32, i32, i32, I32, I32], {"B": 1024},
+                  ["ceil(routes/B)", "1", "1"], [])
+    yield from promised("experts_combine", experts.combine, [*COUNT, F32, F32, F32, *[I32] * 6], {"B": 1024},
+                        ["rows", "ceil(width/B)", "1"], ["o", "y", "width", "first", "ldy"])
+    # One order of K for all tiles: BK and the instruction are the same.
+    plain = (("walk_16", False, 16), ("sorted_16", True, 16))
+    for form, w, exact, bk, tiles in (
+        ("f32_f32", F32, True, 32, plain), ("f32_bf16", F32, False, 64, plain), ("f16_f32", F16, True, 32, plain),
+        ("f16_bf16", F16, False, 64, plain), ("bf16_f32", BF16, True, 32, plain),
+        ("bf16_bf16", BF16, False, 64, (*plain, ("sorted_64", True, 64))), ("mxfp4_f32", U8, True, 128, plain),
+        ("mxfp4_bf16", U8, False, 128, (*plain, ("sorted_64", True, 64)))):
+        hidden = F32 if exact else BF16
+        # MXFP4 has whole groups of 32 in any case; its siblings are for stacks that lie at odd addresses. Taller tiles
+        # have none. Products of f32 are for telling rounding from mistakes: one variant each.
+        extents = ["N", "K"] if w == U8 else []
+        for name, by_expert, bm in tiles:
+            up_types = [*COUNT, F32, i32, i32, w, w, U8, U8, i32, i32, hidden, *[I32] * 10, FLOAT, FLOAT]
+            down_types = [*COUNT, hidden, i32, i32, w, U8, i32, i32, F32, *[I32] * 8]
+            for suffix in ("",) if exact or bm > 16 else ("", "_ragged"):
+                firm = not exact and not suffix
+                constants = {"SORTED": by_expert, "SPARE": firm, "MX": w == U8, "EXACT": exact, "BM": bm, "BN": 64 if firm else 32, "BK": bk}
+                options = {"warps": 4, "matrix_instr_nonkdim": 16, "num_stages": 2 if firm else 1}
+                up_kept = ["x", "w1", "w3", "h", "N", "K", "ldx", "pitch1", "pitch3"] if firm else extents
+                down_kept = ["h", "w2", "o", "N", "K", "first", "width", "pitch"] if firm else extents
+                yield variant("shipped", f"experts_up_{form}_{name}{suffix}", experts.up, up_types, constants,
+                              ["tiles", "ceil(N/BN)", "1"], up_kept, **options)
+                yield variant("shipped", f"experts_down_{form}_{name}{suffix}", experts.down, down_types, constants,
+                              ["tiles", "ceil(width/BN)", "1"], down_kept, **options)
+    for name, by_expert, bm in (*plain, ("sorted_32", True, 32), ("sorted_64", True, 64), ("sorted_128", True, 128)):
+        warps = 1 if bm == 16 else 4
+        constants = {"SORTED": by_expert, "BM": bm}
+        yield variant("shipped", f"experts_mxfp4_up_{name}", experts_mxfp4.up,
+                      [*COUNT, BF16, i32, i32, U8, U8, U8, U8, i32, i32, BF16, *[I32] * 10, FLOAT, FLOAT],
+                      {**constants, "BN": 16 * warps, "RING": 4 if bm == 16 else 2}, ["tiles", "N/BN", "1"],
+                      ["x", "w1", "w3", "h", "N", "K", "KB", "pitch1", "pitch3"], warps=warps)
+        yield variant("shipped", f"experts_mxfp4_down_{name}", experts_mxfp4.down,
+                      [*COUNT, BF16, i32, i32, U8, U8, i32, i32, F32, *[I32] * 9],
+                      {**constants, "BN": 32 * warps, "RING": 3}, ["tiles", "width/BN", "1"],
+                      ["h", "w2", "o", "N", "NB", "K", "first", "width", "pitch"], warps=warps)
 
 
 def caches():
@@ -255,6 +339,9 @@ def probes():
 LISTS = [
     elementwises,
     movers,
+    residuals,
+    routers,
+    moes,
     caches,
     pages,
     mlas,

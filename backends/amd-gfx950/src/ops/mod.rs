@@ -4,9 +4,12 @@
 //! Kernels read the step's counts and tokens from the parameter block, whose address is one of the arguments, so that a
 //! plan holds for every step of the program. Kernel names are those of `kernels/variants.py`.
 
+mod attn_res;
 mod cache;
+mod columns;
 mod convert;
 mod elementwise;
+mod experts;
 mod gemm;
 mod head_norm;
 mod kda;
@@ -18,6 +21,7 @@ mod mla_split;
 mod paged;
 mod rmsnorm;
 mod rope;
+mod router;
 mod short_conv;
 mod tables;
 

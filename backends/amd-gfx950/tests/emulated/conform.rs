@@ -39,8 +39,14 @@ macro_rules! ops {
 ops! {
     add;
     add_rmsnorm;
+    attn_res_combine;
+    attn_res_mix;
+    attn_res_partial;
+    attn_res_scores;
+    concat;
     copy;
     embedding;
+    experts: "f32";
     gated_rmsnorm;
     gemm: "f32";
     kda_chunk: "f32";
@@ -62,12 +68,15 @@ ops! {
     paged_attention: "f32";
     rmsnorm;
     rope;
+    router_topk;
     row_gather;
     short_conv;
     sigmoid;
     sigmoid_mul;
     silu;
     silu_mul;
+    situ_mul;
+    slice;
     table_update;
 }
 
