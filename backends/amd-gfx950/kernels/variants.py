@@ -83,7 +83,7 @@ def movers():
     yield variant("shipped", "table_update", tables.table_update, [STEP, TABLE, I32, I32, I32], {"B": 32}, ["1", "1", "1"],
                   [], warps=1)
     for k in ("f32", "bf16", "f16"):
-        yield from promised(f"embedding_{k}", tables.embedding, [STEP, PLAIN[k], F32, I32, I32, I32, I32], {"B": 1024},
+        yield from promised(f"embedding_{k}", tables.embedding, [STEP, PLAIN[k], TABLE, F32, I32, I32, I32, I32, I32], {"B": 1024},
                             ["tokens", "ceil(D/B)", "1"], ["table", "y", "D", "ldt", "ldy"])
     yield from promised("row_gather", tables.row_gather, [STEP, F32, F32, I32, I32, I32], {"B": 1024},
                         ["logit rows", "ceil(D/B)", "1"], ["x", "y", "D", "ldx", "ldy"])
