@@ -221,6 +221,10 @@ impl<'a> Run<'a> {
         let (pitch, scale_pitch) = (int(WIDTH * HIDDEN / 2), int(WIDTH * HIDDEN / 32));
         let groups = (ROUTES.min(ROUTES / height + EXPERTS)) as u32;
         let groups = if kind == "walk_16" { ROUTES as u32 } else { groups };
+        let name = |product: &str| match fast {
+            true => format!("experts_mxfp4_{product}_{kind}"),
+            false => format!("experts_{product}_mxfp4_bf16_{kind}"),
+        };
         let columns =
             |name: &str, n: usize| (n as i64 / self.manifest.find(name).unwrap().constant("BN").unwrap()) as u32;
         let up = [
@@ -253,7 +257,7 @@ impl<'a> Run<'a> {
             ("spitch", scale_pitch),
         ];
         let half = [("NB", int(HIDDEN / 2))];
-        let down = [&down[..], if fast { &half } else { &[] }].concat();
+        let down = [&down[..], &half[..usize::from(fast)]].concat();
         let kernel = name("down");
         self.launch(&kernel, [groups, columns(&kernel, WIDTH), 1], &[&common[..], &down].concat());
         let sum = self.counted(&[
