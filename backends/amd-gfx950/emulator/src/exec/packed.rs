@@ -31,6 +31,12 @@ fn half64(cx: &mut Cx, inst: &Inst, source: usize, high: bool) -> L {
     out
 }
 
+/// Initialised lanes of what [`half64`] reads: the other register of the pair may hold anything.
+fn half_valid(cx: &Cx, inst: &Inst, source: usize, select: u8) -> u64 {
+    let o = &inst.s[source];
+    cx.valid(&Operand { index: o.index + u16::from(select >> source & 1), width: 1, ..*o })
+}
+
 fn pk_f32(cx: &mut Cx, inst: &Inst, sources: usize, f: fn([f32; 3]) -> f32) {
     let mut results = [[0; 64]; 2];
     for (high, out) in results.iter_mut().enumerate() {
@@ -111,9 +117,9 @@ fn pk_mov(cx: &mut Cx, inst: &Inst) {
         }
     };
     let (low, high) = (pick(cx, 0, inst.f.op_sel & 1), pick(cx, 1, inst.f.op_sel >> 1 & 1));
-    cx.spread_valid(inst);
-    cx.write(inst.d.at(), &low);
-    cx.write(inst.d.at() + 1, &high);
+    let valid = [half_valid(cx, inst, 0, inst.f.op_sel), half_valid(cx, inst, 1, inst.f.op_sel)];
+    cx.write_half(&inst.d, 0, &low, valid[0]);
+    cx.write_half(&inst.d, 1, &high, valid[1]);
 }
 
 macro_rules! p32 {
