@@ -24,6 +24,7 @@ mod gated_rmsnorm;
 mod gemm;
 mod kda_chunk;
 mod kda_gate;
+mod kda_mix;
 mod kda_record;
 mod kda_replay;
 mod kda_step;
@@ -44,6 +45,7 @@ mod rmsnorm;
 mod rope;
 mod router_topk;
 mod row_gather;
+mod sample;
 mod schema;
 mod short_conv;
 mod sigmoid;
@@ -55,6 +57,7 @@ mod slice;
 mod table_update;
 
 pub use cases::{Case, CaseOperand};
+pub use sample::{CHOSEN_WIDTH, LOGPROBS_WIDTH};
 pub use schema::OpDesc;
 
 use crate::{
@@ -206,6 +209,7 @@ pub static CATALOGUE: [Entry; OpKind::ALL.len()] = [
     row_gather::ENTRY,
     kv_read::ENTRY,
     kv_move::ENTRY,
+    sample::ENTRY,
     slice::ENTRY,
     concat::ENTRY,
     sigmoid::ENTRY,
@@ -232,6 +236,7 @@ pub static CATALOGUE: [Entry; OpKind::ALL.len()] = [
     gated_rmsnorm::ENTRY,
     mla_write::ENTRY,
     kda_chunk::ENTRY,
+    kda_mix::ENTRY,
 ];
 
 /// The entry of a kind.

@@ -211,7 +211,7 @@ fn alone(
 /// What can stand alone: a token with what is cached before it, or a whole row where a token's result comes from the
 /// step's earlier tokens through a state, or where these lie on a branch.
 fn units(case: &Case) -> Vec<(crate::abi::ts_step_row, std::ops::Range<usize>)> {
-    let recurrent = [OpKind::ShortConv, OpKind::KdaStep, OpKind::KdaVerify, OpKind::KdaChunk];
+    let recurrent = [OpKind::ShortConv, OpKind::KdaStep, OpKind::KdaVerify, OpKind::KdaChunk, OpKind::KdaMix];
     if recurrent.contains(&case.kind) || case.step.rows.iter().any(|row| row.branch_offset > 0) {
         let tokens = |r: &crate::abi::ts_step_row| r.query_start as usize..(r.query_start + r.query_len) as usize;
         return case.step.rows.iter().map(|r| (*r, tokens(r))).collect();

@@ -136,11 +136,13 @@ def build_one(v, folder):
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 
     name, fn, kinds = v["name"], v["fn"], dict(v["arguments"])
     signature = {n: kinds.get(n, "constexpr") for n in fn.arg_names}
     attrs = {(fn.arg_names.index(n),): [["tt.divisibility", 16]] for n in v["divisible"]}
-    source = ASTSource(fn=fn, signature=signature, constexprs=v["constants"], attrs=attrs)
+    kind = GluonASTSource if isinstance(fn, GluonJITFunction) else ASTSource
+    source = kind(fn=fn, signature=signature, constexprs=v["constants"], attrs=attrs)
     compiled = triton.compile(source, target=GPUTarget("hip", ARCH, 64), options=v["options"])
     if compiled.metadata.global_scratch_size or compiled.metadata.profile_scratch_size:
         raise RuntimeError("needs scratch memory")

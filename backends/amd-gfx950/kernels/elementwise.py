@@ -19,6 +19,24 @@ def sigmoid(x):
 
 
 @triton.jit
+def tanh(x):
+    """Within 3e-7 of itself everywhere: an odd polynomial up to 0.55, exponentials beyond, finite for every x."""
+    z = x * x
+    small = x + x * z * (-0.3333333134651184 + z * (0.13333123922348022 + z * (-0.05391136556863785 + z * (
+        0.021320803090929985 + z * -0.006631044205278158))))
+    e = tl.exp2(tl.abs(x) * (-2.0 * LOG2_E))
+    large = (1.0 - e) / (1.0 + e)
+    return tl.where(z < 0.3, small, tl.where(x < 0.0, -large, large))
+
+
+@triton.jit
+def situ(gate, up, beta, linear):
+    """beta tanh(gate / beta) sigmoid(gate) times linear tanh(up / linear), or times up if linear is 0."""
+    capped = linear * tanh(up / tl.where(linear == 0.0, 1.0, linear))
+    return beta * tanh(gate / beta) * sigmoid(gate) * tl.where(linear == 0.0, up, capped)
+
+
+@triton.jit
 def apply(a, b, OP: tl.constexpr):
     if OP == "add":
         return a + b
@@ -54,6 +72,17 @@ def binary(step, count_word, count_fixed, a, b, y, D, lda, ldb, ldy, OP: tl.cons
         u = tl.load(a + t.to(tl.int64) * lda + c, mask=c < D, other=0.0)
         v = tl.load(b + t.to(tl.int64) * ldb + c, mask=c < D, other=0.0)
         tl.store(y + t.to(tl.int64) * ldy + c, apply(u, v, OP), mask=c < D)
+
+
+@triton.jit
+def situ_mul(step, count_word, count_fixed, a, b, y, D, lda, ldb, ldy, beta, linear, B: tl.constexpr):
+    """y = situ(a, b); grid (rows, ceil(D / B))."""
+    t = tl.program_id(0)
+    if t < st.rows_of(step, count_word, count_fixed):
+        c = tl.program_id(1) * B + tl.arange(0, B)
+        u = tl.load(a + t.to(tl.int64) * lda + c, mask=c < D, other=0.0)
+        v = tl.load(b + t.to(tl.int64) * ldb + c, mask=c < D, other=0.0)
+        tl.store(y + t.to(tl.int64) * ldy + c, situ(u, v, beta, linear), mask=c < D)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Ops that move rows: block tables, embeddings, wanted rows."""
+"""Ops that move rows or parts of them: block tables, embeddings, wanted rows, columns."""
 
 import triton
 import triton.language as tl
@@ -55,3 +55,24 @@ def row_gather(step, x, y, D, ldx, ldy, B: tl.constexpr):
         c = tl.program_id(1) * B + tl.arange(0, B)
         v = tl.load(x + t.to(tl.int64) * ldx + c, mask=c < D, other=0.0)
         tl.store(y + l.to(tl.int64) * ldy + c, v, mask=c < D)
+
+
+@triton.jit
+def slice(step, count_word, count_fixed, x, y, D, ldx, ldy, B: tl.constexpr):
+    """y[t, :D] = x[t, :D], x at the first wanted column; grid (rows, ceil(D / B))."""
+    t = tl.program_id(0)
+    if t < st.rows_of(step, count_word, count_fixed):
+        c = tl.program_id(1) * B + tl.arange(0, B)
+        v = tl.load(x + t.to(tl.int64) * ldx + c, mask=c < D, other=0.0)
+        tl.store(y + t.to(tl.int64) * ldy + c, v, mask=c < D)
+
+
+@triton.jit
+def concat(step, count_word, count_fixed, a, b, y, A, C, lda, ldb, ldy, B: tl.constexpr):
+    """y[t] = a[t, :A] then b[t, :C]; grid (rows, ceil((A + C) / B)). Each column is read from one of the two."""
+    t = tl.program_id(0)
+    if t < st.rows_of(step, count_word, count_fixed):
+        c = tl.program_id(1) * B + tl.arange(0, B)
+        left = tl.load(a + t.to(tl.int64) * lda + c, mask=c < A, other=0.0)
+        right = tl.load(b + t.to(tl.int64) * ldb + (c - A), mask=(c >= A) & (c < A + C), other=0.0)
+        tl.store(y + t.to(tl.int64) * ldy + c, tl.where(c < A, left, right), mask=c < A + C)

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Points the plugin at the emulator and the kernels of this build. `checks`: with every check of the emulator, or fast.
-fn emulated(checks: bool) -> String {
+pub fn emulated(checks: bool) -> String {
     static ONCE: Once = Once::new();
     let plugin = tokenspeed_tests::plugin("amd-gfx950");
     ONCE.call_once(|| {

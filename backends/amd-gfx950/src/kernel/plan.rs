@@ -33,6 +33,18 @@ pub enum Extent {
         /// Work-groups per such share.
         times: u32,
     },
+    /// Enough for groups of at most `each` things of one kind, where every entry of what `count` counts brings `times` things
+    /// and there are `plus` kinds: each kind leaves at most one group unfilled.
+    Share {
+        /// What is counted; not [`Vary::Fixed`].
+        count: Vary,
+        /// Things per entry.
+        times: u32,
+        /// Things per work-group.
+        each: u32,
+        /// Kinds.
+        plus: u32,
+    },
     /// Enough for groups of at most `each` tokens of one request; see `query_tile` in `kernels/step.py`.
     QueryTiles {
         /// Tokens per work-group.
@@ -56,6 +68,10 @@ impl Extent {
         match self {
             Extent::Fixed(n) => n,
             Extent::Per { count, each, times } => counts.of(count).div_ceil(each) * times,
+            Extent::Share { count, times, each, plus } => {
+                let things = counts.of(count) * times;
+                things.min(things / each + plus)
+            }
             // Each request leaves at most one group unfilled.
             Extent::QueryTiles { each } => (counts.tokens / each + counts.rows).min(counts.tokens),
         }
@@ -145,19 +161,26 @@ impl<'a> Plan<'a> {
         self.library
     }
 
-    /// Adds a launch. Where the arguments do not keep the promises that the kernel was compiled with (multiples of 16), its
-    /// sibling `<name>_ragged` is taken, if it has one.
+    /// The kernel that a launch takes. Where the arguments do not keep the promises that it was compiled with (multiples of
+    /// 16), that is its sibling `<name>_ragged`, if it has one.
+    ///
+    /// # Errors
+    /// The kernel is missing.
+    pub fn pick(&self, name: &str, arguments: &[(&str, Argument)]) -> Result<Arc<Kernel>, LaunchError> {
+        let kernel = self.library.get(name)?;
+        let sibling = format!("{name}_ragged");
+        if !kernel.keeps_promises(arguments) && self.library.entry(&sibling).is_ok() {
+            return self.library.get(&sibling);
+        }
+        Ok(kernel)
+    }
+
+    /// Adds a launch of what [`Self::pick`] finds.
     ///
     /// # Errors
     /// The kernel is missing, or the arguments do not fit it.
     pub fn launch(&mut self, name: &str, grid: [Extent; 3], arguments: &[(&str, Argument)]) -> Result<(), LaunchError> {
-        let mut kernel = self.library.get(name)?;
-        if !kernel.keeps_promises(arguments) {
-            let sibling = format!("{name}_ragged");
-            if self.library.entry(&sibling).is_ok() {
-                kernel = self.library.get(&sibling)?;
-            }
-        }
+        let kernel = self.pick(name, arguments)?;
         let values = kernel.values(arguments)?;
         assert!(values.len() <= ARGUMENTS_MAX, "{name} has {} arguments", values.len());
         self.launches.push(Prepared { kernel, values, grid, op: self.op });

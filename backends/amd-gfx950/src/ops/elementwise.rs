@@ -1,4 +1,5 @@
-//! Ops on values one by one: `add`, `mul`, `silu`, `sigmoid`, `silu_mul`, `sigmoid_mul`.
+//! Ops on values one by one: `add`, `mul`, `silu`, `sigmoid`, `silu_mul`, `sigmoid_mul`,
+//! `situ_mul`.
 
 use tokenspeed_backend_api::{
     catalogue::OpDesc,
@@ -6,9 +7,9 @@ use tokenspeed_backend_api::{
     sdk::{Fault, Support},
 };
 
-use super::{BoundOp, OpEntry, int};
+use super::{BoundOp, OpEntry, float, int};
 use crate::{
-    kernel::{Extent, Plan},
+    kernel::{Argument, Extent, Plan},
     settings::Settings,
 };
 
@@ -37,6 +38,10 @@ entries! {
     Sigmoid: unary, "unary_sigmoid";
 }
 
+inventory::submit! {
+    OpEntry { kind: OpKind::SituMul, support: |_, _| Support::yes("binary_situ_mul"), plan: situ, pack: None }
+}
+
 fn unary(op: &BoundOp<'_>, plan: &mut Plan<'_>, kernel: &str) -> Result<(), Fault> {
     let [x, y] = op.operands else { unreachable!("checked") };
     let [word, fixed] = x.count();
@@ -56,6 +61,15 @@ fn unary(op: &BoundOp<'_>, plan: &mut Plan<'_>, kernel: &str) -> Result<(), Faul
 }
 
 fn binary(op: &BoundOp<'_>, plan: &mut Plan<'_>, kernel: &str) -> Result<(), Fault> {
+    launch(op, plan, kernel, &[])
+}
+
+fn situ(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
+    let f = op.op.attrs().f;
+    launch(op, plan, "binary_situ_mul", &[("beta", float(f[0])), ("linear", float(f[1]))])
+}
+
+fn launch(op: &BoundOp<'_>, plan: &mut Plan<'_>, kernel: &str, more: &[(&str, Argument)]) -> Result<(), Fault> {
     let [a, b, y] = op.operands else { unreachable!("checked") };
     let [word, fixed] = a.count();
     let d = a.tensor.row_len();
@@ -72,5 +86,5 @@ fn binary(op: &BoundOp<'_>, plan: &mut Plan<'_>, kernel: &str) -> Result<(), Fau
         ("ldb", b.stride()),
         ("ldy", y.stride()),
     ];
-    Ok(plan.launch(kernel, grid, &arguments)?)
+    Ok(plan.launch(kernel, grid, &[&arguments[..], more].concat())?)
 }

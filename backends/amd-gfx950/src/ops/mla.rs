@@ -1,5 +1,6 @@
 //! Latent attention: `mla_write`, `mla_absorb`, `mla_attention`, `mla_value`.
 //!
+//! Attention goes to `mla_split` where the shape is that of its kernels, else to a portable kernel for all widths and formats.
 //! Projections take weights as `gemm` does: bf16 as they are, everything else expanded at load.
 
 use tokenspeed_backend_api::{
@@ -10,7 +11,13 @@ use tokenspeed_backend_api::{
     support::Rounding,
 };
 
-use super::{BoundOp, OpEntry, cache::pages, convert::format_name, float, gemm, int};
+use super::{
+    BoundOp, OpEntry,
+    cache::pages,
+    convert::format_name,
+    float, gemm, int,
+    mla_split::{self, Shape, Split},
+};
 use crate::{
     kernel::{Extent, Plan},
     settings::{Precision, Settings},
@@ -65,7 +72,22 @@ fn attention(op: &OpDesc, settings: &Settings) -> Support {
             "a latent row of {width} values, {rank} of them latent: at most 64 are, or 512, or with bf16 factors fewer"
         ));
     }
-    rounded(Support::yes(format!("mla_attention, {} factors", factors(settings))), settings)
+    let cache = &op.operands[1];
+    let shape = Shape {
+        tokens: op.operands[0].dims[0] as usize,
+        heads: op.operands[0].dims[1] as usize,
+        widths: (width, rank),
+        cache: cache.dtype,
+        pages: (cache.dims[1] as usize, op.operands[2].dims[1] as usize),
+    };
+    match Split::new(&shape, settings) {
+        Some(split) => {
+            let mut support = rounded(Support::yes("mla_decode, bf16 factors"), settings);
+            support.workspace_bytes = split.workspace_bytes();
+            support
+        }
+        None => rounded(Support::yes(format!("mla_attention, {} factors", factors(settings))), settings),
+    }
 }
 
 /// The kernel's tile of latent columns; the one that is not ragged is for whole panels alone.
@@ -156,6 +178,9 @@ fn plan_project(op: &BoundOp<'_>, plan: &mut Plan<'_>, p: &Projection) -> Result
 }
 
 fn plan_attention(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
+    if let Some(split) = Split::new(&mla_split::shape(op.operands), op.settings) {
+        return split.plan(op, op.op.attrs(), plan);
+    }
     let [q, cache, table, y] = op.operands else { unreachable!("checked") };
     let (heads, width, rank) = (q.tensor.dims[1], q.tensor.dims[2], y.tensor.dims[2]);
     let [a, b, c, d, e] = pages(cache, table);

@@ -4,14 +4,25 @@
 //! Kernels read the step's counts and tokens from the parameter block, whose address is one of the arguments, so that a
 //! plan holds for every step of the program. Kernel names are those of `kernels/variants.py`.
 
+mod attn_res;
 mod cache;
+mod columns;
 mod convert;
 mod elementwise;
+mod experts;
 mod gemm;
+mod head_norm;
+mod kda;
+mod kda_chunk;
+mod kda_mix;
+mod kda_replay;
 mod mla;
+mod mla_split;
 mod paged;
 mod rmsnorm;
 mod rope;
+mod router;
+mod short_conv;
 mod tables;
 
 use tokenspeed_backend_api::{

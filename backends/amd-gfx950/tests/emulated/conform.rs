@@ -39,12 +39,27 @@ macro_rules! ops {
 ops! {
     add;
     add_rmsnorm;
+    attn_res_combine;
+    attn_res_mix;
+    attn_res_partial;
+    attn_res_scores;
+    concat;
     copy;
     embedding;
+    experts: "f32";
+    gated_rmsnorm;
     gemm: "f32";
+    kda_chunk: "f32";
+    kda_gate;
+    kda_mix: "f32";
+    kda_record;
+    kda_replay: "f32";
+    kda_step;
+    kda_verify;
     kv_move;
     kv_read;
     kv_write;
+    l2norm;
     mla_absorb: "f32";
     mla_attention: "f32";
     mla_value: "f32";
@@ -53,11 +68,15 @@ ops! {
     paged_attention: "f32";
     rmsnorm;
     rope;
+    router_topk;
     row_gather;
+    short_conv;
     sigmoid;
     sigmoid_mul;
     silu;
     silu_mul;
+    situ_mul;
+    slice;
     table_update;
 }
 

@@ -4,11 +4,14 @@
 //! `cargo xtask test` makes both. Without kernels the tests say so and do nothing. Everything runs with all checks on.
 
 mod conform;
+mod experts;
 mod fault;
 mod gemm;
 mod header;
+mod mla;
 mod mutation;
 mod probe;
+mod replay;
 mod seeded;
 mod stream;
 mod support;

@@ -73,8 +73,8 @@ pub(super) fn short(w: Words) -> Result<Inst, DecodeError> {
         _ => implied(&mut inst),
     }
     if special {
-        // Conversions of small floats read their selection themselves.
-        let selects = code == SDWA && def.name.starts_with("v_cvt_");
+        // Conversions of small floats, and the choice by a mask, read their selection themselves.
+        let selects = code == SDWA && (def.name.starts_with("v_cvt_") || def.name == "v_cndmask_b32");
         if matches!(def.sem, Sem::X(_) | Sem::W3(_) | Sem::Cw(_)) && !selects {
             return w.unsupported(format!("{} with sub-dword or cross-lane operands", def.name));
         }

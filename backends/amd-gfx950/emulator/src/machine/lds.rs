@@ -26,6 +26,9 @@ struct Record {
     in_flight: u16,
     /// Waves that wrote the same once more, one bit each.
     repeated: u32,
+    /// Waves that updated it atomically, one bit each, and when.
+    updaters: u32,
+    update_epoch: u32,
 }
 
 const FRESH: Record = Record {
@@ -37,7 +40,16 @@ const FRESH: Record = Record {
     read: 0,
     in_flight: 0,
     repeated: 0,
+    updaters: 0,
+    update_epoch: 0,
 };
+
+impl Record {
+    /// Whether another wave has updated it atomically since the last barrier.
+    fn updated_by_others(&self, me: u8, epoch: u32) -> bool {
+        self.update_epoch == epoch && self.updaters & !(1 << me) != 0
+    }
+}
 
 /// LDS of a work-group.
 #[derive(Debug, Default)]
@@ -105,6 +117,12 @@ impl Lds {
             let r = &mut self.records[dword];
             if r.in_flight > 0 {
                 w.fail(format!("LDS read at {:#x} while a DMA load to it is in flight", 4 * dword), Some(lane as u32));
+                return None;
+            }
+            if r.updated_by_others(me, epoch) {
+                let what =
+                    format!("LDS race: read at {:#x}, updated by another wave without a barrier between", 4 * dword);
+                w.fail(what, Some(lane as u32));
                 return None;
             }
             let others_write = r.writer != me && r.writer != NOBODY && r.writer != SEVERAL && r.repeated >> me & 1 == 0;
@@ -176,6 +194,9 @@ impl Lds {
             if same && r.writer != me && r.writer != SEVERAL && r.written & mask != 0 {
                 conflict = Some(format!("written by wave {} without a barrier between", r.writer));
             }
+            if r.updated_by_others(me, epoch) {
+                conflict = Some("updated by another wave without a barrier between".to_string());
+            }
             if let Some(why) = conflict {
                 w.fail(format!("LDS race: write at {:#x}, {why}", 4 * dword), Some(lane as u32));
                 return false;
@@ -190,6 +211,46 @@ impl Lds {
             }
         }
         true
+    }
+
+    /// Updates one dword of one lane atomically: waves may do so side by side, but not beside plain reads and writes of others.
+    /// Returns what was there and whether that was initialised, `None` after a fault.
+    pub fn update(
+        &mut self,
+        w: &mut Wave,
+        lane: usize,
+        at: u32,
+        valid: bool,
+        f: impl Fn(u32) -> u32,
+    ) -> Option<(u32, bool)> {
+        if !self.inside(w, "update", lane, at, 4) {
+            return None;
+        }
+        let bytes = &mut self.bytes[at as usize..at as usize + 4];
+        let old = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        bytes.copy_from_slice(&f(old).to_le_bytes());
+        let (me, epoch) = (w.index as u8, w.epoch);
+        let mut known = true;
+        for (dword, mask) in dwords(at as usize, 4) {
+            let Some(r) = self.records.get_mut(dword) else { break };
+            let other = |who: u8| who != me && who != NOBODY && who != SEVERAL;
+            let conflict = if r.in_flight > 0 {
+                "while a DMA load to it is in flight"
+            } else if r.write_epoch == epoch && other(r.writer) && r.written & mask != 0 {
+                "written by another wave without a barrier between"
+            } else if r.read_epoch == epoch && r.reader != me && r.reader != NOBODY && r.read & mask != 0 {
+                "read by another wave without a barrier between"
+            } else {
+                known &= self.valid[dword] & mask == mask;
+                self.valid[dword] = if known && valid { self.valid[dword] | mask } else { self.valid[dword] & !mask };
+                r.updaters = if r.update_epoch == epoch { r.updaters } else { 0 } | 1 << me;
+                r.update_epoch = epoch;
+                continue;
+            };
+            w.fail(format!("LDS race: update at {:#x}, {conflict}", 4 * dword), Some(lane as u32));
+            return None;
+        }
+        Some((old, known))
     }
 
     /// Marks where a DMA load will land.
@@ -252,6 +313,23 @@ mod tests {
         // The other direction: a write over what the other wave has just read.
         a.epoch = 1;
         assert!(!lds.write(&mut a, 0, 8, 4, &[9, 0, 0, 0], true));
+    }
+
+    #[test]
+    fn atomic_updates_go_side_by_side_but_not_beside_reads_and_writes() {
+        let (mut lds, mut a, mut b) = pair();
+        let mut out = [0; 4];
+        assert!(lds.write(&mut a, 0, 8, 4, &[7, 0, 0, 0], true));
+        assert!(lds.update(&mut b, 0, 8, true, |x| x + 1).is_none() && b.fault.take().is_some(), "after a write");
+        (a.epoch, b.epoch) = (1, 1);
+        assert_eq!(lds.update(&mut a, 0, 8, true, |x| x + 1), Some((8, true)));
+        assert_eq!(lds.update(&mut b, 0, 8, true, |x| x + 1), Some((9, true)));
+        assert!(lds.read(&mut a, 0, 8, 4, &mut out).is_none() && a.fault.take().is_some(), "a read after it");
+        assert!(!lds.write(&mut a, 0, 8, 4, &[0; 4], true) && a.fault.take().is_some(), "a write after it");
+        (a.epoch, b.epoch) = (2, 2);
+        assert_eq!((lds.read(&mut a, 0, 8, 4, &mut out), out[0]), (Some([true; 4]), 10));
+        assert!(lds.update(&mut b, 0, 8, true, |x| x + 1).is_none() && b.fault.take().is_some(), "after a read");
+        assert_eq!(lds.update(&mut b, 0, 12, true, |x| x), Some((0xffff_ffff, false)));
     }
 
     #[test]

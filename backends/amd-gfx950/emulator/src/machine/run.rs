@@ -208,7 +208,7 @@ fn compare(cx: &mut Cx, inst: &Inst, f: fn(&L, &L) -> u64) {
 }
 
 /// A source through its sub-dword selection, then sign extension or float modifiers.
-fn selected(cx: &Cx, o: &Operand, float: bool) -> L {
+pub fn selected(cx: &Cx, o: &Operand, float: bool) -> L {
     let plain = Operand { neg: false, abs: false, ..*o };
     let mut out = cx.lanes(&plain);
     let (shift, bits) = match o.sel {
@@ -288,7 +288,7 @@ fn apply(inst: &Inst, s: &[L; 3], out: &mut L) {
 }
 
 /// Puts a narrow result into its part of the destination.
-fn place(dst_sel: u8, dst_unused: u8, old: &L, out: &mut L) {
+pub fn place(dst_sel: u8, dst_unused: u8, old: &L, out: &mut L) {
     let (shift, bits) = match dst_sel {
         sel @ 0..=3 => (8 * u32::from(sel), 8),
         sel @ 4..=5 => (16 * u32::from(sel - 4), 16),
