@@ -286,13 +286,13 @@ impl EngineState {
 
     /// Queue a request. `now_ns` starts its waiting time.
     pub fn submit(&mut self, request: Request, now_ns: u64) -> Result<RequestId, SubmitError> {
-        request.validate(&self.config.request_limits())?;
+        let limits = self.config.request_limits();
+        request.validate_but_prompt_ids(&limits)?;
         let waiting = self.queues.iter_waiting().count() as u32;
         if waiting >= self.config.max_waiting {
             return Err(SubmitError::QueueFull { waiting });
         }
         let id = RequestId(self.next_id);
-        self.next_id += 1;
         let Request { prompt, sampling, priority, cache_salt, constraint } = request;
         let prompt_tokens = prompt.len() as u32;
         let max_len = prompt_tokens.saturating_add(sampling.max_tokens).min(self.config.max_model_len);
@@ -333,6 +333,13 @@ impl EngineState {
             overtaken_steps: 0,
         };
         self.scheduler.foresee(&mut body, &self.memory);
+        // What is cached was checked when it came, or sampled.
+        let n_checked = body.found.nodes().len() * self.config.block_tokens as usize;
+        if let Err(error) = limits.check_prompt_ids(&body.tokens, n_checked) {
+            self.memory.index.close(body.namespace);
+            return Err(error.into());
+        }
+        self.next_id += 1;
         if self.config.prefix_cache {
             // Now rather than in a step.
             let whole = (prompt_tokens / self.config.block_tokens) as usize;
