@@ -92,14 +92,16 @@ fn rows(tensor: &Tensor, from: usize, to: usize) -> Tensor {
     part
 }
 
-fn agree(options: &[(&str, &str)], heads: u64, dim: u64, gate_width: u64) {
+fn agree(options: &[(&str, &str)], kept: DType, heads: u64, dim: u64, gate_width: u64) {
     let Some((_backend, device)) = backend_device(options) else { return };
     configure(emulator(), true, 3);
     let (queue, event) = (device.queue_create().unwrap(), device.event_create().unwrap());
     let mut bench = Bench { device: &device, queue, event, value: 0, image: Vec::new(), arena: None };
-    let mut random = Random(heads * dim);
+    let mut random = Random(heads * dim + kept.block_bytes() as u64);
     let mut floats = |n: u64, scale: f32| -> Option<Vec<u8>> {
-        Some((0..n).map(|_| random.unit() * scale).collect::<Vec<_>>().bytes())
+        // Numbers that bf16 holds, so that windows and records lose nothing.
+        let mut number = || f32::from_bits((random.unit() * scale).to_bits() & 0xffff_0000);
+        Some((0..n).map(|_| number()).collect::<Vec<_>>().bytes())
     };
     let (c, t) = (heads * dim, CANDIDATES as u64);
     let inputs = [c, c, c, gate_width, heads].map(|w| {
@@ -119,19 +121,22 @@ fn agree(options: &[(&str, &str)], heads: u64, dim: u64, gate_width: u64) {
         bench.place(DType::F32, Vary::Fixed, &[n], values)
     });
     // One start in slots 1, 2 and 4: decoding advances slot 1 op by op and slot 4 fused, replaying goes from slot 2 to slot 3.
-    let mut cache = |inner: &[u64]| {
+    let mut cache = |dtype: DType, inner: &[u64]| {
         let n = inner.iter().product::<u64>();
-        let start = floats(n, 1.0).unwrap();
+        let mut start = floats(n, 1.0).unwrap();
+        if dtype == DType::BF16 {
+            start = start.chunks_exact(4).flat_map(|b| [b[2], b[3]]).collect();
+        }
         let other = || vec![0xff; start.len()];
         let bytes = [other(), start.clone(), start.clone(), other(), start.clone()].concat();
         let dims = [&[SLOTS], inner].concat();
-        bench.place(DType::F32, Vary::Fixed, &dims, Some(bytes))
+        bench.place(dtype, Vary::Fixed, &dims, Some(bytes))
     };
-    let state = cache(&[heads, dim, dim]);
-    let window = cache(&[TAPS - 1, 3 * c]);
+    let state = cache(DType::F32, &[heads, dim, dim]);
+    let window = cache(kept, &[TAPS - 1, 3 * c]);
     let weight = Random(7).bf16((c * gate_width) as usize).bytes();
     let wf = bench.place(DType::BF16, Vary::Fixed, &[c, gate_width], Some(weight));
-    let record = bench.place(DType::F32, Vary::Fixed, &[SLOTS, t, 3 * c + gate_width + heads], None);
+    let record = bench.place(kept, Vary::Fixed, &[SLOTS, t, 3 * c + gate_width + heads], None);
     let mut value = |inner: &[u64]| bench.place(DType::F32, Vary::Tokens, &[&[t], inner].concat(), None);
     let head = [heads, dim];
     let [yq, yk, yv, q, k, f, g, stepped, verified, gated, fused, candidates] = [0; 12].map(|_| value(&head));
@@ -240,7 +245,7 @@ fn agree(options: &[(&str, &str)], heads: u64, dim: u64, gate_width: u64) {
         let parts = traffic(&last, 1);
         let one = traffic(&[mix(ACCEPTED, CANDIDATES, false, fused)], 4);
         // State and window there and back; q, k, v, f, gate and y; taps, bias and norm.
-        let floor = heads * dim * 4 * (2 * dim + 2 * 9 + 6 + 12 + 2);
+        let floor = heads * dim * (4 * (2 * dim + 6 + 12 + 2) + 2 * 9 * kept.block_bytes() as u64);
         eprintln!(
             "a token of {heads} heads: floor {floor} bytes, parts {parts:?}, fused {one:?} bytes and instructions"
         );
@@ -250,14 +255,15 @@ fn agree(options: &[(&str, &str)], heads: u64, dim: u64, gate_width: u64) {
 
 #[test]
 fn decode_verify_and_replay_have_the_same_bits() {
-    agree(&[], 2, 128, 128);
-    agree(&[], 3, 32, 24);
+    agree(&[], DType::F32, 2, 128, 128);
+    agree(&[], DType::BF16, 1, 128, 128);
+    agree(&[], DType::BF16, 3, 32, 24);
 }
 
 #[test]
 fn decode_verify_and_replay_have_the_same_bits_in_f32() {
-    agree(&[("precision", "f32")], 1, 128, 128);
-    agree(&[("precision", "f32")], 2, 24, 16);
+    agree(&[("precision", "f32")], DType::BF16, 1, 128, 128);
+    agree(&[("precision", "f32")], DType::F32, 2, 24, 16);
 }
 
 /// Two whole chunks of a head of Kimi's size, as matrix products and token by token.
