@@ -159,8 +159,11 @@ impl Lds {
             buffer[4 * i..4 * i + 4].copy_from_slice(&word.to_le_bytes());
         }
         let same = self.bytes[at_..at_ + bytes] == buffer[..bytes];
+        if !self.records.is_empty() && !self.check_write(w, lane, at_, bytes, (valid, same)) {
+            return false;
+        }
         self.bytes[at_..at_ + bytes].copy_from_slice(&buffer[..bytes]);
-        self.records.is_empty() || self.check_write(w, lane, at_, bytes, (valid, same))
+        true
     }
 
     fn check_write(
