@@ -7,6 +7,7 @@
 use crate::{
     abi::{TS_BIND_OUTPUT, TS_BIND_STEP},
     backend::{Arena, BackendError, Bindings, Bucket, Device, Event, Program, Queue, StepBuffer},
+    catalogue::{CHOSEN_WIDTH, LOGPROBS_WIDTH},
     record::OpRecord,
 };
 
@@ -29,6 +30,16 @@ enum Logits {
     /// The output arena seen from the host.
     Mapped(*const f32),
     Copied(Vec<f32>),
+}
+
+/// What the op `sample` leaves in the output arena.
+struct Sampled {
+    /// Of `chosen` and of `logprobs`.
+    offsets: [u64; 2],
+    /// Of the last step.
+    n_rows: usize,
+    /// Where the arena cannot be mapped.
+    copies: (Vec<u32>, Vec<f32>),
 }
 
 /// Longest wait for a step before the device counts as stuck.
@@ -64,6 +75,7 @@ struct Prepared {
     logits: Logits,
     /// Logits of the last step.
     n_logits: usize,
+    sampled: Option<Sampled>,
 }
 
 /// Prepared programs with their memory.
@@ -120,11 +132,27 @@ impl Executable {
                 } else {
                     Logits::Copied(vec![0.0; output.bytes() as usize / 4])
                 };
-                Ok(Prepared { runner, bindings, output, logits, n_logits: 0 })
+                Ok(Prepared { runner, bindings, output, logits, n_logits: 0, sampled: None })
             })
             .collect();
         let step = StepBuffer::with_capacity(step_arena.bytes() as usize);
         Ok(Self { programs: programs?, step, queue, event, step_arena, value: 0, device })
+    }
+
+    /// Say where program `program` leaves what it samples: the offsets of `chosen` and `logprobs` in its output arena, for at
+    /// most `max_rows` rows of logits.
+    ///
+    /// # Panics
+    /// If there is no such program, or its arena is smaller.
+    pub fn with_sampling(mut self, program: usize, offsets: [u64; 2], max_rows: usize) -> Self {
+        let Prepared { output, logits, sampled, .. } = &mut self.programs[program];
+        let widths = [CHOSEN_WIDTH, LOGPROBS_WIDTH];
+        let fits = |(offset, width): (u64, usize)| offset + (max_rows * width * 4) as u64 <= output.bytes();
+        assert!(offsets.into_iter().zip(widths).all(fits), "{offsets:?} in {} bytes", output.bytes());
+        let n = if matches!(logits, Logits::Copied(_)) { max_rows } else { 0 };
+        let copies = (vec![0; n * CHOSEN_WIDTH], vec![0.0; n * LOGPROBS_WIDTH]);
+        *sampled = Some(Sampled { offsets, n_rows: 0, copies });
+        self
     }
 
     /// How ops reach the device.
@@ -168,13 +196,7 @@ impl Executable {
     /// # Panics
     /// If there is no such program, or the block or the logits are larger than the arenas: the plan was made for them.
     pub fn run(&mut self, program: usize, step: &[u8], n_logits: usize) -> Result<(), BackendError> {
-        if let Err(error) = self.run_ops(program, step) {
-            // An error sticks to the timeline; the next step gets a new one if the device can still make it.
-            if let Ok(event) = self.device.event_create() {
-                (self.event, self.value) = (event, 0);
-            }
-            return Err(error);
-        }
+        self.run_to_the_end(program, step)?;
         let Prepared { output, logits, n_logits: of_last, .. } = &mut self.programs[program];
         assert!(n_logits as u64 * 4 <= output.bytes(), "{n_logits} logits in {} bytes", output.bytes());
         if let Logits::Copied(values) = logits {
@@ -184,6 +206,58 @@ impl Executable {
         }
         *of_last = n_logits;
         Ok(())
+    }
+
+    fn run_to_the_end(&mut self, program: usize, step: &[u8]) -> Result<(), BackendError> {
+        let Err(error) = self.run_ops(program, step) else { return Ok(()) };
+        // An error sticks to the timeline; the next step gets a new one if the device can still make it.
+        if let Ok(event) = self.device.event_create() {
+            (self.event, self.value) = (event, 0);
+        }
+        Err(error)
+    }
+
+    /// Run a block whose rows of logits are sampled on the device; what came of the first `n_rows` is in
+    /// [`Executable::sampled`] until the program runs again. Allocates nothing on success.
+    ///
+    /// # Panics
+    /// As [`Executable::run`], and if the program does not sample.
+    pub fn run_sampled(&mut self, program: usize, step: &[u8], n_rows: usize) -> Result<(), BackendError> {
+        self.run_to_the_end(program, step)?;
+        let Prepared { output, logits, sampled, .. } = &mut self.programs[program];
+        let sampled = sampled.as_mut().expect("the program samples");
+        if matches!(logits, Logits::Copied(_)) {
+            let (chosen, logprobs) = &mut sampled.copies;
+            let (chosen, logprobs) = (&mut chosen[..n_rows * CHOSEN_WIDTH], &mut logprobs[..n_rows * LOGPROBS_WIDTH]);
+            // SAFETY: u32 has no padding and any bytes are valid values.
+            let chosen = unsafe { std::slice::from_raw_parts_mut(chosen.as_mut_ptr().cast(), size_of_val(chosen)) };
+            // SAFETY: so has f32.
+            let logprobs =
+                unsafe { std::slice::from_raw_parts_mut(logprobs.as_mut_ptr().cast(), size_of_val(logprobs)) };
+            self.device.read(output, sampled.offsets[0], chosen)?;
+            self.device.read(output, sampled.offsets[1], logprobs)?;
+        }
+        sampled.n_rows = n_rows;
+        Ok(())
+    }
+
+    /// Rows of `chosen` and of `logprobs` of the last sampled step of a program; empty for one that does not sample.
+    pub fn sampled(&self, program: usize) -> (&[u32], &[f32]) {
+        let Prepared { logits, sampled, .. } = &self.programs[program];
+        let Some(Sampled { offsets, n_rows, copies }) = sampled else { return (&[], &[]) };
+        let (n_chosen, n_logprobs) = (n_rows * CHOSEN_WIDTH, n_rows * LOGPROBS_WIDTH);
+        match logits {
+            // SAFETY: as in `logits`; `with_sampling` checked that the arena holds so many rows at these offsets, which are
+            // aligned as operands are.
+            Logits::Mapped(data) => unsafe {
+                let at = |offset: u64| data.cast::<u8>().add(offset as usize);
+                (
+                    std::slice::from_raw_parts(at(offsets[0]).cast(), n_chosen),
+                    std::slice::from_raw_parts(at(offsets[1]).cast(), n_logprobs),
+                )
+            },
+            Logits::Copied(_) => (&copies.0[..n_chosen], &copies.1[..n_logprobs]),
+        }
     }
 
     /// Logits of the last step of a program.

@@ -34,6 +34,8 @@ pub enum OpKind {
     KvRead = TS_OP_KV_READ,
     /// Cache rows of an accepted branch to where the request's own belong.
     KvMove = TS_OP_KV_MOVE,
+    /// Token ids from rows of logits, left in relay slots for the next step.
+    Sample = TS_OP_SAMPLE,
     /// Columns of every row.
     Slice = TS_OP_SLICE,
     /// Two rows side by side.
@@ -92,7 +94,7 @@ pub enum OpKind {
 
 impl OpKind {
     /// Every kind, in catalogue order.
-    pub const ALL: [OpKind; 41] = [
+    pub const ALL: [OpKind; 42] = [
         OpKind::TableUpdate,
         OpKind::Copy,
         OpKind::Gemm,
@@ -107,6 +109,7 @@ impl OpKind {
         OpKind::RowGather,
         OpKind::KvRead,
         OpKind::KvMove,
+        OpKind::Sample,
         OpKind::Slice,
         OpKind::Concat,
         OpKind::Sigmoid,
@@ -163,6 +166,7 @@ impl OpKind {
             OpKind::RowGather => "row_gather",
             OpKind::KvRead => "kv_read",
             OpKind::KvMove => "kv_move",
+            OpKind::Sample => "sample",
             OpKind::Slice => "slice",
             OpKind::Concat => "concat",
             OpKind::Sigmoid => "sigmoid",

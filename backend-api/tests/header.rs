@@ -62,8 +62,8 @@ fn layouts() -> Layouts {
         ts_step_token { id, position, row, reserved }
         ts_table_delta { component, table_row, index, block }
         ts_sample {
-            temperature, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty, top_k, n_top_logprobs,
-            seed, position, sample_index, counts_handle, bias_handle, mask_handle, reserved,
+            temperature, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty, top_k, n_logprobs,
+            seed, position, sample_index, counts_handle, bias_handle, mask_handle, relay_slot,
         }
         ts_group_desc { struct_size, rank, world, reserved, name, timeout_ms }
         ts_backend_table {

@@ -1,4 +1,4 @@
-//! The parameter block of one step, as bytes: header, rows, tokens, logit rows, table deltas.
+//! The parameter block of one step, as bytes: header, rows, tokens, logit rows, table deltas, sampling records.
 //!
 //! The layout is `abi::ts_step`'s: native byte order, array offsets from the header, each a multiple of 16. The buffer
 //! is made once with room for the largest step and written in place, so a step allocates nothing and a backend can
@@ -9,7 +9,7 @@
 mod reader;
 
 pub use reader::{StepReadError, StepReader};
-use tokenspeed_backend_api::abi::{ts_step, ts_step_row, ts_step_token, ts_table_delta};
+use tokenspeed_backend_api::abi::{ts_sample, ts_step, ts_step_row, ts_step_token, ts_table_delta};
 
 /// Alignment of the block and of every array in it, in bytes.
 pub const STEP_ALIGNMENT: usize = 16;
@@ -25,6 +25,8 @@ pub struct StepCapacity {
     pub logit_rows: u32,
     /// Block-table changes of one step.
     pub deltas: u32,
+    /// Rows of logits that the device samples; 0 if it samples none.
+    pub samples: u32,
 }
 
 impl StepCapacity {
@@ -36,6 +38,7 @@ impl StepCapacity {
             + align(self.tokens as usize * size_of::<ts_step_token>())
             + align(self.logit_rows as usize * size_of::<u32>())
             + align(self.deltas as usize * size_of::<ts_table_delta>())
+            + align(self.samples as usize * size_of::<ts_sample>())
     }
 }
 
@@ -76,16 +79,24 @@ impl StepBuffer {
         self.capacity
     }
 
-    /// Write a step. Every array must fit the capacity: the scheduler plans within it.
+    /// Write a step whose logits the host reads. Every array must fit the capacity: the scheduler plans within it.
     pub fn write(&mut self, content: &StepContent<'_>) {
-        self.write_ids(content, &[]);
+        self.write_ids(content, &[], &[]);
     }
 
-    /// The same for a step that lists no tokens but the `ids` of all rows, row after row: where they are follows from the rows.
-    pub fn write_ids(&mut self, content: &StepContent<'_>, ids: &[u32]) {
+    /// The same for a step that lists no tokens but the `ids` of all rows, row after row (where they are follows from the rows),
+    /// and that the device samples if there are `samples`, one per row of logits.
+    pub fn write_ids(&mut self, content: &StepContent<'_>, ids: &[u32], samples: &[ts_sample]) {
         let StepContent { sequence, rows, tokens, logit_rows, deltas } = *content;
-        let StepCapacity { tokens: max_tokens, rows: max_rows, logit_rows: max_logit_rows, deltas: max_deltas } =
-            self.capacity;
+        let StepCapacity {
+            tokens: max_tokens,
+            rows: max_rows,
+            logit_rows: max_logit_rows,
+            deltas: max_deltas,
+            samples: max_samples,
+        } = self.capacity;
+        assert!(samples.is_empty() || samples.len() == logit_rows.len(), "a record per row of logits");
+        assert!(samples.len() <= max_samples as usize, "{} samples, room for {max_samples}", samples.len());
         assert!(rows.len() <= max_rows as usize, "{} rows, room for {max_rows}", rows.len());
         assert!(tokens.is_empty() || ids.is_empty(), "tokens are listed, or follow from the rows");
         let n_tokens = tokens.len() + ids.len();
@@ -123,6 +134,10 @@ impl StepBuffer {
         out.array(logit_rows, |&row| [row]);
         let deltas_offset = out.align();
         out.array(deltas, |delta| [delta.component, delta.table_row, delta.index, delta.block]);
+        let samples_offset = out.align();
+        for sample in samples {
+            out.sample(sample);
+        }
         let end = out.align();
         out.at = 0;
         let count = |n: usize| u32::try_from(n).expect("fits the capacity, which is u32");
@@ -132,10 +147,10 @@ impl StepBuffer {
             count(rows.len()),
             count(logit_rows.len()),
             count(deltas.len()),
-            0,
+            count(samples.len()),
         ]);
         out.put(&sequence.to_ne_bytes());
-        out.words([rows_offset, tokens_offset, logit_rows_offset, deltas_offset, end, end]);
+        out.words([rows_offset, tokens_offset, logit_rows_offset, deltas_offset, samples_offset, end]);
         debug_assert_eq!(out.at, size_of::<ts_step>());
         self.bytes = end as usize;
     }
@@ -177,6 +192,29 @@ impl Writer<'_> {
         for word in words {
             self.put(&word.to_ne_bytes());
         }
+    }
+
+    fn sample(&mut self, sample: &ts_sample) {
+        let float = f32::to_bits;
+        self.words([
+            float(sample.temperature),
+            float(sample.top_p),
+            float(sample.min_p),
+            float(sample.repetition_penalty),
+            float(sample.frequency_penalty),
+            float(sample.presence_penalty),
+            sample.top_k,
+            sample.n_logprobs,
+        ]);
+        self.put(&sample.seed.to_ne_bytes());
+        self.words([
+            sample.position,
+            sample.sample_index,
+            sample.counts_handle,
+            sample.bias_handle,
+            sample.mask_handle,
+            sample.relay_slot,
+        ]);
     }
 
     fn array<T, const N: usize>(&mut self, items: &[T], words: impl Fn(&T) -> [u32; N]) {

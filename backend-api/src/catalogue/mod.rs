@@ -45,6 +45,7 @@ mod rmsnorm;
 mod rope;
 mod router_topk;
 mod row_gather;
+mod sample;
 mod schema;
 mod short_conv;
 mod sigmoid;
@@ -56,6 +57,7 @@ mod slice;
 mod table_update;
 
 pub use cases::{Case, CaseOperand};
+pub use sample::{CHOSEN_WIDTH, LOGPROBS_WIDTH};
 pub use schema::OpDesc;
 
 use crate::{
@@ -207,6 +209,7 @@ pub static CATALOGUE: [Entry; OpKind::ALL.len()] = [
     row_gather::ENTRY,
     kv_read::ENTRY,
     kv_move::ENTRY,
+    sample::ENTRY,
     slice::ENTRY,
     concat::ENTRY,
     sigmoid::ENTRY,

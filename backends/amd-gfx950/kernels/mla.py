@@ -86,8 +86,8 @@ def write(step, x, w, cache, table, width, block_tokens, R, W, ldx, ldc, eps, B:
 
 
 @triton.jit
-def attention(step, q, cache, table, y, H, R, W, width, block_tokens, ldq, ldc, ldy, scale, EXACT: tl.constexpr, FULL: tl.constexpr,
-              RB: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+def attention(step, q, cache, table, y, H, R, W, width, block_tokens, ldq, ldc, ldy, scale, EXACT: tl.constexpr,
+              FULL: tl.constexpr, RB: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     """y[t, h] = softmax(scale q[t, h] . row) . row[:R] over the cache rows of positions 0..p of the token's request.
 
     A program owns BM of the T * H (token, head) pairs in order; grid (ceil(T * H / BM)). Where they belong to several requests,

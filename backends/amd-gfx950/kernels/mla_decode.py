@@ -1,13 +1,14 @@
 """Latent attention for a latent part of 512 and 64 values behind it, cache read once for all heads and query rows of a tile.
 
-A tile is up to TQ consecutive tokens of a request times H heads: ROWS rows of scores. Keys are cut into splits of fixed length,
-whatever the batch; a work-group takes one (tile, split), walks its keys in steps of KEYS, and leaves a partial sum to `merge`,
-or, where a token sees one split alone, its result. Key and value are the same bytes: a step's rows go to LDS by direct loads
-(a ring of STAGES, so that loads are STAGES - 1 steps ahead), are read along the row for scores, and transposed for the sum.
+A tile is a few consecutive tokens of a request times H heads: at most ROWS rows of scores. Keys are cut into splits of fixed
+length, whatever the batch (`mla_split`); a work-group takes one (tile, split), walks its keys in steps of KEYS, and leaves a part
+to `merge`, or, where a token sees one split alone, its result. With FOLD it walks all splits of a tile and does the adding up.
 
-Waves own 16 rows each in the scores, so that softmax stays inside a wave and queries stay in registers, and 512 / waves latent
-columns each in the sum; weights pass through LDS in between. Keys behind the last one wanted read the last one again and weigh
-nothing; rows behind the last pair repeat it and are not stored. A step behind the end reads one line, for nobody.
+Key and value are the same bytes: a step's rows go to LDS by direct loads (a ring of STAGES, so that loads are STAGES - 1 steps
+ahead), are read along the row for scores, and transposed for the sum. Waves own 16 or 32 rows each in the scores, so that
+softmax stays inside a wave and queries stay in registers, and 512 / waves latent columns each in the sum; weights pass through
+LDS in between. Keys behind the last one wanted read the last one again and weigh nothing, also in the steps that are loaded
+ahead at the end; rows behind the last pair repeat it and are not stored.
 """
 
 from triton.experimental import gluon
@@ -116,10 +117,12 @@ def settle(whole, sum, y, first, pairs, H, position, split_bits, ldy, AT: gl.con
 @gluon.jit
 def decode(plan, q, cache, table, y, partial, sums, H, width, page_bits, split_bits, NS, ldq, ldc, ldy, scale,
            ROWS: gl.constexpr, RA: gl.constexpr, RB: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, FOLD: gl.constexpr):
-    """y[t, h] = softmax(scale q[t, h] . row) . row[:512], or its parts; any grid (groups): work items are dealt out.
+    """y[t, h] = softmax(scale q[t, h] . row) . row[:512], or its parts; any grid (groups): items of the list `plan` (`deal`)
+    are taken in turn.
 
-    RA + RB rows are summed, of ROWS. partial [T, H, NS, 512] bf16 and sums [T, H, NS, 2] (greatest score in bits, sum of
-    weights) are for `merge`. `scale` is in bits. Pages are of 2^page_bits tokens, splits of 2^split_bits.
+    Tiles have at most RA + RB rows, which are summed; ROWS are scored. partial [T, H, NS, 512] bf16 and sums [T, H, NS, 2]
+    (greatest score in bits, sum of weights) are for `merge`. `scale` is in bits. Pages are of 2^page_bits tokens, a multiple of
+    KEYS, splits of 2^split_bits.
     """
     NW: gl.constexpr = gl.num_warps()
     # Rows for two waves' worth of registers: loads are kept where they are needed, and looked up late.
@@ -136,8 +139,10 @@ def decode(plan, q, cache, table, y, partial, sums, H, width, page_bits, split_b
     sum_of: gl.constexpr = gl.SliceLayout(1, by_column)
     # A wave's load fills 1 KiB of LDS without gaps; the padding behind it moves the next row to other banks.
     pad: gl.constexpr = [[64 * V, 2 * V]]
-    latents = gl.allocate_shared_memory(cache.dtype.element_ty, [STAGES, KEYS, R], gl.PaddedSharedLayout.with_identity_for(pad, [KEYS, R], [1, 0]))
-    ropes = gl.allocate_shared_memory(cache.dtype.element_ty, [STAGES, KEYS, P], gl.PaddedSharedLayout.with_identity_for(pad, [KEYS, P], [1, 0]))
+    wide: gl.constexpr = gl.PaddedSharedLayout.with_identity_for(pad, [KEYS, R], [1, 0])
+    narrow: gl.constexpr = gl.PaddedSharedLayout.with_identity_for(pad, [KEYS, P], [1, 0])
+    latents = gl.allocate_shared_memory(cache.dtype.element_ty, [STAGES, KEYS, R], wide)
+    ropes = gl.allocate_shared_memory(cache.dtype.element_ty, [STAGES, KEYS, P], narrow)
     weights = gl.allocate_shared_memory(gl.bfloat16, [ROWS, KEYS], gl.SwizzledSharedLayout(8, 1, 4, [1, 0]))
     factors = gl.allocate_shared_memory(gl.float32, [ROWS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
@@ -173,8 +178,8 @@ def decode(plan, q, cache, table, y, partial, sums, H, width, page_bits, split_b
                 steps = (end - begin + KEYS - 1) // KEYS
                 for j in gl.static_range(STAGES - 1):
                     f, g, a, b, c = locate(pages, begin + j * KEYS, end, computed, branch, page_bits, KEYS)
-                    fetch(latents.index(j), ropes.index(j), cache, begin + j * KEYS, end, computed, branch, f, g, a, b, c, page_bits, ldc,
-                          V, KEYS)
+                    fetch(latents.index(j), ropes.index(j), cache, begin + j * KEYS, end, computed, branch, f, g, a, b, c,
+                          page_bits, ldc, V, KEYS)
                 f, g, a, b, c = locate(pages, begin + (STAGES - 1) * KEYS, end, computed, branch, page_bits, KEYS)
                 top = gl.full([ROWS], float("-inf"), gl.float32, row_of)
                 total = gl.zeros([ROWS], gl.float32, row_of)
@@ -192,18 +197,21 @@ def decode(plan, q, cache, table, y, partial, sums, H, width, page_bits, split_b
                         f, g, a, b, c = locate(pages, at + (STAGES - 1) * KEYS, end, computed, branch, page_bits, KEYS)
                     else:
                         # The next step's pages first: whoever waits for them does not wait for the rows behind.
-                        next_f, next_g, next_a, next_b, next_c = locate(pages, at + STAGES * KEYS, end, computed, branch, page_bits, KEYS)
-                    fetch(latents.index(ahead), ropes.index(ahead), cache, at + (STAGES - 1) * KEYS, end, computed, branch, f, g, a, b, c,
-                          page_bits, ldc, V, KEYS)
+                        next_f, next_g, next_a, next_b, next_c = locate(pages, at + STAGES * KEYS, end, computed, branch,
+                                                                        page_bits, KEYS)
+                    fetch(latents.index(ahead), ropes.index(ahead), cache, at + (STAGES - 1) * KEYS, end, computed, branch, f, g,
+                          a, b, c, page_bits, ldc, V, KEYS)
                     if not TIGHT:
                         f, g, a, b, c = next_f, next_g, next_a, next_b, next_c
                     s = gl.zeros([ROWS, KEYS], gl.float32, by_row)
                     for j in gl.static_range(R // C):
-                        s = cdna4.mfma(queries[j], latent.slice(j * C, C, 1).permute([1, 0]).load(k_in).to(gl.bfloat16), s)
+                        k = latent.slice(j * C, C, 1).permute([1, 0]).load(k_in).to(gl.bfloat16)
+                        s = cdna4.mfma(queries[j], k, s)
                         if TIGHT:
                             hint.sched_barrier()
                     for j in gl.static_range(P // C):
-                        s = cdna4.mfma(queries[R // C + j], rope.slice(j * C, C, 1).permute([1, 0]).load(k_in).to(gl.bfloat16), s)
+                        k = rope.slice(j * C, C, 1).permute([1, 0]).load(k_in).to(gl.bfloat16)
+                        s = cdna4.mfma(queries[R // C + j], k, s)
                         if TIGHT:
                             hint.sched_barrier()
                     key = at + gl.arange(0, KEYS, layout=gl.SliceLayout(0, by_row))
@@ -260,6 +268,8 @@ def decode(plan, q, cache, table, y, partial, sums, H, width, page_bits, split_b
                     gl.store(sums + place + 1, total, mask=kept)
             if FOLD:
                 factors.store(whole_total)
-                settle(whole_acc, factors.slice(0, RA).load(sum_of), y, first, pairs, H, limit - n, split_bits, ldy, 0, RA, by_column)
+                settle(whole_acc, factors.slice(0, RA).load(sum_of), y, first, pairs, H, limit - n, split_bits, ldy, 0, RA,
+                       by_column)
                 if RB > 0:
-                    settle(whole_more, factors.slice(RA, RB).load(sum_of), y, first, pairs, H, limit - n, split_bits, ldy, RA, RB, by_column)
+                    settle(whole_more, factors.slice(RA, RB).load(sum_of), y, first, pairs, H, limit - n, split_bits, ldy, RA, RB,
+                           by_column)

@@ -34,11 +34,15 @@ def table_update(step, table, rows, width, component, B: tl.constexpr):
 
 
 @triton.jit
-def embedding(step, table, y, V, D, ldt, ldy, B: tl.constexpr):
-    """y[t] = table[id(t)] as f32, NaN for an id outside; grid (tokens, ceil(D / B))."""
+def embedding(step, table, relay, y, SLOTS, V, D, ldt, ldy, B: tl.constexpr):
+    """y[t] = table[id(t)] as f32, NaN for an id outside; grid (tokens, ceil(D / B)). A negative id is -slot - 1 of one of SLOTS
+    places of `relay`, which is not read where there are none."""
     t = tl.program_id(0)
     if t < tl.load(step + st.N_TOKENS):
         token = tl.load(st.tokens_at(step) + t * st.TOKEN_WORDS)
+        slot = -token - 1
+        relayed = (slot >= 0) & (slot < SLOTS)
+        token = tl.load(relay + slot, mask=relayed, other=token)
         known = (token >= 0) & (token < V)
         c = tl.program_id(1) * B + tl.arange(0, B)
         row = tl.where(known, token, 0).to(tl.int64)

@@ -83,7 +83,7 @@ def movers():
     yield variant("shipped", "table_update", tables.table_update, [STEP, TABLE, I32, I32, I32], {"B": 32}, ["1", "1", "1"],
                   [], warps=1)
     for k in ("f32", "bf16", "f16"):
-        yield from promised(f"embedding_{k}", tables.embedding, [STEP, PLAIN[k], F32, I32, I32, I32, I32], {"B": 1024},
+        yield from promised(f"embedding_{k}", tables.embedding, [STEP, PLAIN[k], TABLE, F32, I32, I32, I32, I32, I32], {"B": 1024},
                             ["tokens", "ceil(D/B)", "1"], ["table", "y", "D", "ldt", "ldy"])
     yield from promised("row_gather", tables.row_gather, [STEP, F32, F32, I32, I32, I32], {"B": 1024},
                         ["logit rows", "ceil(D/B)", "1"], ["x", "y", "D", "ldx", "ldy"])
@@ -221,11 +221,11 @@ def mlas():
                               ["q", "cache", "y", "R", "W", "ldq", "ldc", "ldy"] if full else [],
                               matrix_instr_nonkdim=16)
     for k, keys in (("bf16", 32), ("fp8", 64)):
-        for rows, ra, rb, warps, fold in ((16, 16, 0, 4, False), (64, 32, 16, 4, False), (64, 32, 16, 4, True), (128, 64, 32, 4, False)):
+        for rows, ra, rb, fold in ((16, 16, 0, False), (64, 32, 16, False), (64, 32, 16, True), (128, 64, 32, False)):
             yield variant("shipped", f"mla_decode_{k}_{ra + rb}{'_fold' if fold else ''}", mla_decode.decode,
                           ["*i32", F32, PLAIN[k], TABLE, F32, BF16, F32] + [I32] * 8 + [FLOAT],
                           {"ROWS": rows, "RA": ra, "RB": rb, "KEYS": keys, "STAGES": 3, "FOLD": fold}, ["groups", "1", "1"],
-                          ["q", "cache", "y", "partial", "sums", "ldq", "ldc", "ldy"], warps=warps)
+                          ["q", "cache", "y", "partial", "sums", "ldq", "ldc", "ldy"])
     yield variant("shipped", "mla_deal", mla_split.deal, [STEP, "*i32", I32, I32], {"B": 64}, ["rows", "1", "1"], [], warps=1)
     yield variant("shipped", "mla_merge", mla_split.merge, [STEP, BF16, F32, F32] + [I32] * 4, {"R": 512, "AHEAD": 8},
                   ["tokens", "H", "1"], ["partial", "sums", "y", "ldy"], warps=1)

@@ -27,6 +27,8 @@ pub struct Lease {
     state: Option<RecurrentState>,
     /// Slots that the step being planned reads and writes.
     state_slots: (u32, u32),
+    /// The step in flight counts as done for the state: the one behind it has been planned.
+    is_state_ahead: bool,
     /// The last of the pages that are in the index, where they are held, cached and read-only.
     path: Option<PathRef>,
     /// Numbers of these pages.
@@ -49,7 +51,7 @@ impl Lease {
         let path = path.last().map(|&deepest| memory.index.hold(deepest));
         let own = VecDeque::with_capacity(room - published.len());
         let renumbered = Vec::with_capacity(own.capacity());
-        Self { row, state, state_slots: (0, 0), path, published, own, renumbered }
+        Self { row, state, state_slots: (0, 0), is_state_ahead: false, path, published, own, renumbered }
     }
 
     /// Row of the block tables.
@@ -64,6 +66,16 @@ impl Lease {
         }
     }
 
+    /// Choose the state slots of the step behind the one in flight, which ends at `computed` tokens. The step behind may turn
+    /// out to be for nothing, so a state on a page boundary is not written over by the one after it.
+    pub fn plan_state_behind(&mut self, memory: &mut Memory, computed: u32) {
+        if let Some(state) = &mut self.state {
+            state.complete(memory, computed);
+            self.is_state_ahead = true;
+            self.state_slots = state.plan(memory, false);
+        }
+    }
+
     /// (read, written) slots of the step in flight; `None` for models without recurrent state.
     pub fn state_slots(&self) -> Option<(u32, u32)> {
         self.state.as_ref().map(|_| self.state_slots)
@@ -71,7 +83,9 @@ impl Lease {
 
     /// The step in flight has run; `computed` tokens are in the cache now.
     pub fn complete_step(&mut self, memory: &mut Memory, computed: u32) {
-        if let Some(state) = &mut self.state {
+        if let Some(state) = &mut self.state
+            && !std::mem::take(&mut self.is_state_ahead)
+        {
             state.complete(memory, computed);
         }
     }

@@ -12,10 +12,11 @@
 //! * What was decided about whom, and why, is left in [`Scheduler::decisions`].
 //! * A step can be planned ahead, while the one before it runs: what is in flight counts as done (see
 //!   [`super::outlook`]), nobody loses memory, and what could not be given then is given when the step in flight has been
-//!   taken in. Rejected: computing the row of a request that turned out to have ended and ignoring it; the block is
-//!   written after the ids are known, so leaving the row out costs nothing.
+//!   taken in. The block is written after the ids are known, so the row of a request that turned out to have ended is left
+//!   out; where the device relays ids, the block is written and run before that ([`behind`]).
 
 mod admit;
+mod behind;
 mod guess;
 mod limits;
 

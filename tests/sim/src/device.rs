@@ -12,6 +12,7 @@ mod draft;
 mod memory;
 mod ops;
 mod recurrent;
+mod relay;
 mod rows;
 
 use tokenspeed_backend_api::{

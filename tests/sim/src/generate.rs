@@ -109,7 +109,7 @@ struct Feature {
 
 /// What a seed switches on or leaves off, each drawn from a stream of its own: one more at the end changes nothing in the
 /// seeds that do not have it.
-const FEATURES: [Feature; 5] = [
+const FEATURES: [Feature; 6] = [
     // A second paged component.
     Feature {
         one_in: |_| 3,
@@ -169,6 +169,8 @@ const FEATURES: [Feature; 5] = [
             }
         },
     },
+    // The device samples and relays.
+    Feature { one_in: |_| 2, add: |_, config| config.relay = config.speculation.is_none() },
 ];
 
 /// Let steps have more tokens and rows of logits.

@@ -64,6 +64,9 @@ pub fn expected(bug: Bug) -> &'static [Check] {
         Bug::BranchesShareCacheRows => &[Table],
         Bug::BranchIsNotMoved => &[Page, State],
         Bug::BranchLogitsAreTheChains => &[Heard],
+        Bug::RelaySlotIsAnothers => &[Step],
+        Bug::WastedTokenIsHeard => &[Heard, Baseline],
+        Bug::FreedBeforeTheStepBehind => &[Table],
         Bug::DraftRowsOutliveTheirPage => &[Page],
         Bug::ChunkEndsOffTheGrid => &[Step, Assertion],
         Bug::LaterChunkStartsFromScratch

@@ -20,7 +20,7 @@ use std::{
 
 use tokenspeed_backend_api::backend::Backend;
 use tokenspeed_core::{
-    engine::{EngineState, inspect::Holder},
+    engine::{EngineState, Plan, inspect::Holder},
     load::DeviceProgram,
     request::{Event, RequestId},
     step::StepBuffer,
@@ -88,6 +88,8 @@ struct Simulation<'s> {
     scenario: &'s Scenario,
     engine: EngineState,
     step: StepBuffer,
+    /// The step behind the one that ran last, which the device has already.
+    behind: Option<(StepBuffer, Plan)>,
     program: DeviceProgram,
     registered: Registered,
     ears: Ears,
@@ -123,6 +125,7 @@ impl<'s> Simulation<'s> {
             backend,
             scenario,
             step: engine.new_step_buffer(),
+            behind: None,
             engine,
             program,
             ears,
@@ -177,11 +180,19 @@ impl<'s> Simulation<'s> {
             let metrics = engine.metrics();
             metrics.pages_total - metrics.pages_used + metrics.pages_cached
         };
-        self.watch.before_plan(&self.engine.holders().collect::<Vec<_>>(), available(&self.engine));
-        let plan = self.engine.plan(self.now_ns, &mut self.step);
-        let holders: Vec<Holder> = self.engine.holders().collect();
+        let (plan, holders) = if let Some((step, plan)) = self.behind.take() {
+            self.step = step;
+            let holders: Vec<Holder> = self.engine.holders().collect();
+            self.watch.moved_up(&holders);
+            (Some(plan), holders)
+        } else {
+            self.watch.before_plan(&self.engine.holders().collect::<Vec<_>>(), available(&self.engine));
+            let plan = self.engine.plan(self.now_ns, &mut self.step);
+            let holders: Vec<Holder> = self.engine.holders().collect();
+            self.watch.planned(&holders, &self.open(), available(&self.engine))?;
+            (plan, holders)
+        };
         let metrics = self.engine.metrics();
-        self.watch.planned(&holders, &self.open(), available(&self.engine))?;
         self.conserve()?;
         let Some(plan) = plan else {
             let open = self.ears.open().next().map(|(id, _)| *id);
@@ -199,6 +210,9 @@ impl<'s> Simulation<'s> {
         }
         self.tell_world(&holders);
         let result = self.compute(&plan, fault)?;
+        if self.scenario.overlaps {
+            self.follow()?;
+        }
         if self.scenario.overlaps && self.engine.plan_ahead() {
             self.outcome.tally.plans_ahead += 1;
             // Memory may be full only until the step in flight has been taken in.
@@ -227,6 +241,18 @@ impl<'s> Simulation<'s> {
         }
         self.heard()?;
         self.settle()
+    }
+
+    /// Give the device the step behind the one that ran, before that is taken in.
+    fn follow(&mut self) -> Result<(), Failure> {
+        let mut step = self.engine.new_step_buffer();
+        let plan = self.engine.plan_behind(self.now_ns, &mut step);
+        self.promises.looked_at(&self.engine.metrics());
+        self.watch.planned_ahead(&self.engine.holders().collect::<Vec<_>>(), &self.open())?;
+        self.conserve()?;
+        self.outcome.tally.relayed_steps += u64::from(plan.is_some());
+        self.behind = plan.map(|plan| (step, plan));
+        Ok(())
     }
 
     /// Pages of a request whose logits were not finite must not be hit again: those that no other request can have
@@ -259,7 +285,8 @@ impl<'s> Simulation<'s> {
         self.watch.after_step(&holders);
         self.doubt();
         let ears = &self.ears;
-        let lingers = holders.iter().find(|holder| ears.asked[&holder.id].is_over);
+        let is_behind = |holder: &Holder| self.behind.is_some() && holder.planned > 0;
+        let lingers = holders.iter().find(|holder| ears.asked[&holder.id].is_over && !is_behind(holder));
         ensure(lingers.is_none(), Check::Baseline, || {
             format!("{lingers:?} has ended and holds memory after the step")
         })?;

@@ -18,6 +18,12 @@ fn every_seeded_bug_is_found() {
             scope.spawn(|| {
                 loop {
                     let Some(bug) = next.lock().unwrap().next().copied() else { break };
+                    // It has hardly a seed whose device relays.
+                    let relays = matches!(
+                        bug,
+                        Bug::RelaySlotIsAnothers | Bug::WastedTokenIsHeard | Bug::FreedBeforeTheStepBehind
+                    );
+                    let from = if relays && !is_long { 0 } else { from };
                     let line = match hunt(bug, from, seeds) {
                         None => format!("{} was not found in {seeds} seeds", bug.name()),
                         Some(found) => {

@@ -36,6 +36,8 @@ fn the_first_seeds_fail_nowhere_and_reach_everything() {
         ("right side branches", t.right_branches),
         ("moved rows", t.moves),
         ("variants", t.variants),
+        ("relayed steps", t.relayed_steps),
+        ("rows sampled on the device", t.sampled),
     ];
     assert!(reached.iter().all(|(_, n)| *n > 10), "{reached:?}");
 }

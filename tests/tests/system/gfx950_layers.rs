@@ -40,7 +40,8 @@ const TABLE_ROWS: u32 = 1;
 /// A checkpoint with heads as wide as the published ones.
 fn written(layers: &str) -> Folder {
     let folder = Folder::new("kimi-real-heads");
-    let line = ["tokenspeed", "tiny", "kimi-k3", "--force", "--real-heads", "--layers", layers, "--out", &folder.model()];
+    let line =
+        ["tokenspeed", "tiny", "kimi-k3", "--force", "--real-heads", "--layers", layers, "--out", &folder.model()];
     let Command::Tiny(command) = Cli::try_parse_from(line).expect("known options").command else { panic!("tiny") };
     tiny::run(command).expect("written");
     folder

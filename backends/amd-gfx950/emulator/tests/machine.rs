@@ -87,6 +87,17 @@ fn uninitialised_values_may_travel_but_not_decide() {
 }
 
 #[test]
+fn a_half_of_a_packed_result_is_as_initialised_as_what_it_was_made_of() {
+    // v_pk_mul_f32 v[4:5], v[2:3], v[2:3], where v2 alone was written: the high half of v2 twice, then of v3.
+    let product = |op_sel_hi: u32| [0xd3b1_0004, v(2) | v(2) << 9 | op_sel_hi << 27];
+    let use_of = |register| ds(54, register, 0, register + 2, 0);
+    run(&[&[mov(2, 128)], &product(0), &use_of(4), &use_of(5), &[ENDPGM]]).unwrap();
+    run(&[&[mov(2, 128)], &product(3), &use_of(4), &[ENDPGM]]).unwrap();
+    let line = run(&[&[mov(2, 128)], &product(1), &use_of(5), &[ENDPGM]]).unwrap_err();
+    assert!(line.contains("uninitialised LDS address"), "{line}");
+}
+
+#[test]
 fn lds_needs_waits_and_barriers() {
     // Each lane writes its number at 4·lane and reads what lies 64 lanes away: the other wave's.
     let address = [0x12 << 25 | 1 << 17 | 130];

@@ -65,7 +65,11 @@ fn expand(op: &OpView<'_>, operand: usize, source: &[u8], _: &Settings) -> Resul
 }
 
 fn plan_embedding(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
-    let [table, y] = op.operands else { unreachable!("checked") };
+    let (table, relay, y) = match op.operands {
+        [table, relay, y] => (table, Some(relay), y),
+        [table, y] => (table, None, y),
+        _ => unreachable!("checked"),
+    };
     let d = y.tensor.row_len();
     let (format, stride) = match table.tensor.layout {
         EXPANDED => ("f32", int(d)),
@@ -74,7 +78,9 @@ fn plan_embedding(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let arguments = [
         op.step(),
         ("table", table.pointer()),
+        ("relay", relay.unwrap_or(table).pointer()),
         ("y", y.pointer()),
+        ("SLOTS", int(relay.map_or(0, |r| r.tensor.dims[0]))),
         ("V", int(table.tensor.dims[0])),
         ("D", int(d)),
         ("ldt", stride),

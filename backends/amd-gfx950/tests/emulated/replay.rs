@@ -13,14 +13,14 @@ use tokenspeed_backend_api::{
     tensor::Tensor,
 };
 
-use crate::support::{Bytes, Random, backend_device, configure, counters, emulator, report};
+use crate::support::{Bytes, Random, backend_device, configure, counters, emulator, f32s, report};
 
 const ACCEPTED: usize = 3;
 const CANDIDATES: usize = 4;
 const TAPS: u64 = 4;
 const SLOTS: u64 = 5;
 /// Room for what ops keep between their launches.
-const WORKSPACE: u64 = 1 << 16;
+const WORKSPACE: u64 = 1 << 20;
 
 /// One arena in which tensors are laid out one behind the other, and the host's image of it.
 struct Bench<'a> {
@@ -258,4 +258,50 @@ fn decode_verify_and_replay_have_the_same_bits() {
 fn decode_verify_and_replay_have_the_same_bits_in_f32() {
     agree(&[("precision", "f32")], 1, 128, 128);
     agree(&[("precision", "f32")], 2, 24, 16);
+}
+
+/// Two whole chunks of a head of Kimi's size, as matrix products and token by token.
+#[test]
+fn chunks_cost_less_than_their_tokens() {
+    let Some((_backend, device)) = backend_device(&[]) else { return };
+    configure(emulator(), true, 1);
+    let (queue, event) = (device.queue_create().unwrap(), device.event_create().unwrap());
+    let mut bench = Bench { device: &device, queue, event, value: 0, image: Vec::new(), arena: None };
+    let (t, d, mut random) = (128, 128, Random(5));
+    let mut value = |width: u64, f: &dyn Fn(f32) -> f32| {
+        let values: Vec<f32> = (0..t * width).map(|_| f(random.unit())).collect();
+        bench.place(DType::F32, Vary::Tokens, &[t, 1, width], Some(values.bytes()))
+    };
+    let unit = (3.0 / d as f32).sqrt();
+    let [q, k] = [unit / (d as f32).sqrt(), unit].map(|scale| value(d, &|x| x * scale));
+    let v = value(d, &|x| x);
+    let g = value(d, &|x| -x.abs().powi(4));
+    let mut beta = value(1, &|x| 0.5 + 0.5 * x);
+    (beta.rank, beta.dims[1]) = (2, 1);
+    let state = bench.place(DType::F32, Vary::Fixed, &[2, 1, d, d], None);
+    let [stepped, chunked] = [0; 2].map(|_| bench.place(DType::F32, Vary::Tokens, &[t, 1, d], None));
+    bench.image.resize(bench.image.len().next_multiple_of(256), 0);
+    let bytes = bench.image.len() as u64 + WORKSPACE;
+    bench.arena = Some(device.arena_alloc(ArenaKind::Activations, bytes).unwrap());
+    device.write(bench.arena.as_ref().unwrap(), 0, &bench.image).unwrap();
+    let row = ts_step_row { query_len: t as u32, state_write: 1, ..Default::default() };
+    let mut cost = |kind, o| {
+        counters(emulator());
+        bench.run(row, &[(kind, vec![q, k, v, g, beta, state, o], Attrs::default())]);
+        let c = counters(emulator());
+        eprintln!(
+            "{kind}: {} instructions, {} multiply-adds, {} bytes read, {} written",
+            c[..9].iter().sum::<u64>(),
+            c[9],
+            c[10],
+            c[11]
+        );
+        c[..9].iter().sum::<u64>()
+    };
+    let (tokens, chunks) = (cost(OpKind::KdaStep, stepped), cost(OpKind::KdaChunk, chunked));
+    let [a, b] = [stepped, chunked].map(|o| f32s(&bench.read(&o)));
+    let rms = (a.iter().map(|x| x * x).sum::<f32>() / a.len() as f32).sqrt();
+    let worst = a.iter().zip(&b).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+    assert!(worst <= 0.04 * rms, "largest error {worst}, rms {rms}");
+    assert!(3 * chunks < 2 * tokens, "{chunks} instructions in chunks, {tokens} token by token");
 }

@@ -62,7 +62,8 @@ impl<'s> Simulation<'s> {
             }
         };
         let alone = Alone::new(request);
-        self.steps_left += u64::from(alone.max_len(config)) + 1;
+        // One for nothing, where the step behind was under way when it ended.
+        self.steps_left += u64::from(alone.max_len(config)) + 1 + u64::from(config.relay);
         let truth = Truth::new(arrival.salt.as_deref(), &alone.request.prompt);
         self.registered.world.lock().truths.insert(id, truth);
         let asked = Asked {

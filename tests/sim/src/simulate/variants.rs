@@ -20,7 +20,7 @@ use crate::{
 /// Changes a configuration, or leaves it alone, in a way that no text may show.
 type Change = fn(&mut Scenario);
 
-const CHANGES: [(&str, Change); 13] = [
+const CHANGES: [(&str, Change); 14] = [
     ("without prefix cache", |s| s.config.prefix_cache = false),
     ("with prefix cache", |s| s.config.prefix_cache = true),
     ("in chunks of one token", |s| s.config.chunked_prefill_size = 1),
@@ -34,7 +34,11 @@ const CHANGES: [(&str, Change); 13] = [
     ("speculation switched", |s| {
         s.config.speculation = s.config.speculation.is_none().then(SpeculationConfig::default);
         s.config.draft = None;
+        s.config.relay = false;
         s.config.max_logit_rows += 40;
+    }),
+    ("sampled on the device or by the host", |s| {
+        s.config.relay = !s.config.relay && s.config.speculation.is_none();
     }),
     ("draft model switched", |s| match (&s.config.draft, s.config.speculation) {
         (Some(_), _) => s.config.draft = None,

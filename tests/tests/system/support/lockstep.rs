@@ -33,7 +33,13 @@ fn ask(device: &Device, desc: &OpDesc, label: &str) -> Support {
 }
 
 /// Both halves; fused ops are taken only where both devices have them, so that the lists are the same.
-pub fn pair(devices: [Device; 2], graph: &Graph, capacity: Capacity, source: &dyn WeightSource, step_bytes: u64) -> [Side; 2] {
+pub fn pair(
+    devices: [Device; 2],
+    graph: &Graph,
+    capacity: Capacity,
+    source: &dyn WeightSource,
+    step_bytes: u64,
+) -> [Side; 2] {
     let lowered = [0, 1].map(|own| {
         let mut support = |desc: &OpDesc, label: &str| {
             let other = ask(&devices[1 - own], desc, label);
