@@ -195,7 +195,8 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
         hidden: w1.tensor.dims[1],
         width: x.tensor.row_len(),
     };
-    let aligned = |o: &Operand| o.address.is_multiple_of(16) && matches!(pitch(o), Argument::I32(pitch) if pitch % 16 == 0);
+    let aligned =
+        |o: &Operand| o.address.is_multiple_of(16) && matches!(pitch(o), Argument::I32(pitch) if pitch % 16 == 0);
     let stacks = [w1, w3, w2].into_iter().all(aligned);
     let fast = stacks && whole_steps(&shape, dtype, op.settings);
     let heights: &[usize] = match dtype {
