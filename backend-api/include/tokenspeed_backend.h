@@ -225,6 +225,8 @@ typedef struct ts_queue ts_queue;
 
 #define TS_OP_KDA_CHUNK 275
 
+#define TS_OP_KDA_MIX 276
+
 #define TS_SUPPORT_NO 0
 
 #define TS_SUPPORT_YES 1
@@ -239,6 +241,12 @@ typedef struct ts_queue ts_queue;
 #define TS_DETERMINISM_RUN_TO_RUN 1
 
 #define TS_DETERMINISM_NONE 2
+
+// Sums and factors of products are f32 or better.
+#define TS_ROUNDING_F32 0
+
+// Factors of matrix products are rounded to bf16, sums are f32.
+#define TS_ROUNDING_BF16 1
 
 #define TS_NO_OPERAND 4294967295
 
@@ -323,6 +331,10 @@ typedef struct ts_device_info {
     // 1: ops over paged caches honour `ts_step_row::branch_offset`.
     uint32_t branch_rows;
     struct ts_str name;
+    // 1: programs are faster prepared for few tokens (other kernels, captured launches), so the host prepares each for
+    // several buckets and runs the smallest that holds a step.
+    uint32_t bucketed;
+    uint32_t reserved;
 } ts_device_info;
 
 // A `--backend-option KEY=VALUE`. An unknown key or bad value is `TS_ERR_INVALID` naming it.
@@ -391,6 +403,9 @@ typedef struct ts_support {
     char implementation[TS_IMPL_NAME_BYTES];
     // Why the answer is NO, zero-terminated.
     char reason[TS_REASON_BYTES];
+    // `TS_ROUNDING_*`: what the op may round, which decides how near its result has to be.
+    uint32_t rounding;
+    uint32_t reserved;
 } ts_support;
 
 // Capacities a program is prepared for.

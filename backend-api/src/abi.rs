@@ -173,6 +173,10 @@ pub struct ts_device_info {
     /// 1: ops over paged caches honour `ts_step_row::branch_offset`.
     pub branch_rows: u32,
     pub name: ts_str,
+    /// 1: programs are faster prepared for few tokens (other kernels, captured launches), so the host prepares each for
+    /// several buckets and runs the smallest that holds a step.
+    pub bucketed: u32,
+    pub reserved: u32,
 }
 
 /// A `--backend-option KEY=VALUE`. An unknown key or bad value is `TS_ERR_INVALID` naming it.
@@ -320,6 +324,7 @@ pub const TS_OP_SIGMOID_MUL: u32 = 272;
 pub const TS_OP_GATED_RMSNORM: u32 = 273;
 pub const TS_OP_MLA_WRITE: u32 = 274;
 pub const TS_OP_KDA_CHUNK: u32 = 275;
+pub const TS_OP_KDA_MIX: u32 = 276;
 
 pub const TS_SUPPORT_NO: u32 = 0;
 pub const TS_SUPPORT_YES: u32 = 1;
@@ -331,6 +336,10 @@ pub const TS_DETERMINISM_BATCH_INVARIANT: u32 = 0;
 /// Same inputs and same batch, same bits.
 pub const TS_DETERMINISM_RUN_TO_RUN: u32 = 1;
 pub const TS_DETERMINISM_NONE: u32 = 2;
+/// Sums and factors of products are f32 or better.
+pub const TS_ROUNDING_F32: u32 = 0;
+/// Factors of matrix products are rounded to bf16, sums are f32.
+pub const TS_ROUNDING_BF16: u32 = 1;
 
 pub const TS_NO_OPERAND: u32 = 0xffff_ffff;
 pub const TS_IMPL_NAME_BYTES: usize = 64;
@@ -356,6 +365,9 @@ pub struct ts_support {
     pub implementation: [c_char; TS_IMPL_NAME_BYTES],
     /// Why the answer is NO, zero-terminated.
     pub reason: [c_char; TS_REASON_BYTES],
+    /// `TS_ROUNDING_*`: what the op may round, which decides how near its result has to be.
+    pub rounding: u32,
+    pub reserved: u32,
 }
 
 /// Capacities a program is prepared for.

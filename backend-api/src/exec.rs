@@ -21,7 +21,8 @@ pub enum Via {
 }
 
 enum Runner {
-    Program(Program),
+    /// By bucket, smallest first; the last is the loader's own.
+    Programs(Vec<(Bucket, Program)>),
     Walker(Vec<OpRecord>),
 }
 
@@ -43,6 +44,27 @@ struct Sampled {
 
 /// Longest wait for a step before the device counts as stuck.
 const STEP_TIMEOUT_NS: u64 = 600_000_000_000;
+
+/// Buckets of a program: tokens double from 1 until the full capacity, which comes last. Rows and wanted logits are held up to
+/// as many as tokens, so a decode step of n requests finds the bucket of n.
+fn ladder(full: Bucket) -> Vec<Bucket> {
+    let up_to =
+        |n: u32| Bucket { max_tokens: n, max_rows: n.min(full.max_rows), max_logit_rows: n.min(full.max_logit_rows) };
+    let steps = std::iter::successors(Some(1u32), |n| n.checked_mul(2)).take_while(|n| *n < full.max_tokens);
+    steps.map(up_to).chain([full]).collect()
+}
+
+/// Index of the smallest bucket that holds a step. The backend checks the block; one that is wrong or too large goes to the
+/// largest, which says what is the matter with it.
+fn fitting(buckets: impl ExactSizeIterator<Item = Bucket>, step: &[u8]) -> usize {
+    let last = buckets.len() - 1;
+    // `ts_step`: size, tokens, rows, wanted rows of logits.
+    let Some(header) = step.get(..16) else { return last };
+    let word = |i: usize| u32::from_ne_bytes([header[i], header[i + 1], header[i + 2], header[i + 3]]);
+    let (tokens, rows, logit_rows) = (word(4), word(8), word(12));
+    let holds = |b: &Bucket| tokens <= b.max_tokens && rows <= b.max_rows && logit_rows <= b.max_logit_rows;
+    buckets.take(last).position(|b| holds(&b)).unwrap_or(last)
+}
 
 /// One program: its ops over its bindings, which differ from the others' in the logits' arena alone.
 struct Prepared {
@@ -98,7 +120,11 @@ impl Executable {
             .map(|(ops, bindings, bucket)| {
                 let output = arena(&bindings, TS_BIND_OUTPUT);
                 let runner = match via {
-                    Via::Program => Runner::Program(device.program_prepare(&ops, &bindings, bucket)?),
+                    Via::Program => {
+                        let buckets = if device.bucketed() { ladder(bucket) } else { vec![bucket] };
+                        let prepare = |b| Ok((b, device.program_prepare(&ops, &bindings, b)?));
+                        Runner::Programs(buckets.into_iter().map(prepare).collect::<Result<_, BackendError>>()?)
+                    }
                     Via::Walker => Runner::Walker(ops),
                 };
                 let logits = if device.host_mapped() {
@@ -132,7 +158,7 @@ impl Executable {
     /// How ops reach the device.
     pub fn via(&self) -> Via {
         match self.programs[0].runner {
-            Runner::Program(_) => Via::Program,
+            Runner::Programs(_) => Via::Program,
             Runner::Walker(_) => Via::Walker,
         }
     }
@@ -146,7 +172,8 @@ impl Executable {
         self.value += 1;
         let Prepared { runner, bindings, .. } = &self.programs[program];
         match runner {
-            Runner::Program(program) => {
+            Runner::Programs(programs) => {
+                let (_, program) = &programs[fitting(programs.iter().map(|(bucket, _)| *bucket), step)];
                 let block = self.step.bytes_mut().expect("the last step was waited for");
                 block[..step.len()].copy_from_slice(step);
                 self.step.set_len(step.len());
@@ -242,5 +269,24 @@ impl Executable {
             Logits::Mapped(data) => unsafe { std::slice::from_raw_parts(*data, *n_logits) },
             Logits::Copied(values) => &values[..*n_logits],
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ladder_ends_with_the_full_capacity() {
+        let full = Bucket { max_tokens: 24, max_rows: 4, max_logit_rows: 6 };
+        let ladder: Vec<_> = super::ladder(full).iter().map(|b| (b.max_tokens, b.max_rows, b.max_logit_rows)).collect();
+        let step = |tokens: u32, rows: u32, logits: u32| [64, tokens, rows, logits].map(u32::to_ne_bytes).concat();
+        let index = |step: &[u8]| fitting(super::ladder(full).into_iter(), step);
+        assert_eq!(
+            [step(1, 1, 1), step(3, 3, 3), step(4, 4, 5), step(17, 1, 1), step(99, 1, 1)].map(|s| index(&s)),
+            [0, 2, 3, 5, 5]
+        );
+        assert_eq!(index(&[0; 3]), 5);
+        assert_eq!(ladder, [(1, 1, 1), (2, 2, 2), (4, 4, 4), (8, 4, 6), (16, 4, 6), (24, 4, 6)]);
     }
 }

@@ -88,11 +88,13 @@ pub enum OpKind {
     MlaWrite = TS_OP_MLA_WRITE,
     /// Fused: `kda_step` over chunks of 64 tokens.
     KdaChunk = TS_OP_KDA_CHUNK,
+    /// Fused: Kimi Delta Attention from the convolution to the gated norm.
+    KdaMix = TS_OP_KDA_MIX,
 }
 
 impl OpKind {
     /// Every kind, in catalogue order.
-    pub const ALL: [OpKind; 41] = [
+    pub const ALL: [OpKind; 42] = [
         OpKind::TableUpdate,
         OpKind::Copy,
         OpKind::Gemm,
@@ -134,6 +136,7 @@ impl OpKind {
         OpKind::GatedRmsNorm,
         OpKind::MlaWrite,
         OpKind::KdaChunk,
+        OpKind::KdaMix,
     ];
 
     /// From the ABI's number; `None` for a number this version does not know.
@@ -190,6 +193,7 @@ impl OpKind {
             OpKind::GatedRmsNorm => "gated_rmsnorm",
             OpKind::MlaWrite => "mla_write",
             OpKind::KdaChunk => "kda_chunk",
+            OpKind::KdaMix => "kda_mix",
         }
     }
 }

@@ -34,7 +34,7 @@ fn layouts() -> Layouts {
         ts_host { struct_size, abi_min, abi_max, reserved, context, log, kv_set, kv_get, barrier }
         ts_backend_info { struct_size, tiers, profiles, score, name, version, description }
         ts_device_info {
-            struct_size, alignment, memory_bytes, page_tokens, host_mapped, exclusive, branch_rows, name,
+            struct_size, alignment, memory_bytes, page_tokens, host_mapped, exclusive, branch_rows, name, bucketed, reserved,
         }
         ts_option { key, value }
         ts_binding { arena, offset, bytes }
@@ -44,7 +44,7 @@ fn layouts() -> Layouts {
         }
         ts_support {
             struct_size, answer, capture_safe, determinism, workspace_bytes, cost_ns, pack_operand, pack_layout,
-            pack_bytes, implementation, reason,
+            pack_bytes, implementation, reason, rounding, reserved,
         }
         ts_bucket { struct_size, max_tokens, max_rows, max_logit_rows }
         ts_program_desc { struct_size, n_ops, ops, n_bindings, reserved, bindings, bucket }

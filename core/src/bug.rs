@@ -64,6 +64,7 @@ mod switch {
         SaltIsIgnored: "All salts share one namespace.",
         EmptySaltIsNoSalt: "An empty salt is no salt.",
         PageIsFoundWithoutItsHistory: "A page is found by its own tokens alone.",
+        FoundPathIsNotChecked: "What a request found is taken for cached although its pages have other owners by now.",
         NothingIsEverFound: "Lookup gives up before the first page.",
         OutputIsNotPublished: "Pages of generated text are not cached.",
         NewestIsEvictedFirst: "The eviction list is read from the wrong end.",

@@ -30,7 +30,7 @@ use crate::{
     bug::seeded,
     cache::{
         copies::CopyOrder,
-        index::STORES_MAX,
+        index::{FoundPath, STORES_MAX},
         memory::{Memory, MemorySize},
     },
     client::{Limits, Metrics},
@@ -257,7 +257,7 @@ impl EngineState {
         };
         Ok(Self {
             queues: Queues::new(config.max_waiting, config.max_num_seqs),
-            scheduler: Scheduler::new(limits, config.blocks_per_row, config.max_waiting, config.scheduling.policy()),
+            scheduler: Scheduler::new(limits, config.max_waiting, config.scheduling.policy()),
             memory,
             sampler: Sampler::new(config.tokenizer_vocab_size),
             parts: StepParts::new(capacity),
@@ -300,11 +300,7 @@ impl EngineState {
         let mut tokens = prompt;
         tokens.reserve_exact((max_len - prompt_tokens) as usize);
         let namespace = self.memory.index.open(&self.config.model_id, cache_salt.as_deref());
-        let mut hashes = Vec::with_capacity(self.memory.pages_of(max_len) as usize);
-        if self.config.prefix_cache {
-            let whole = (prompt_tokens / self.config.block_tokens) as usize;
-            self.memory.index.hash_pages(&namespace, &tokens, whole, &mut hashes);
-        }
+        let max_pages = self.memory.pages_of(max_len) as usize;
         let prompt_logprobs = sampling.prompt_logprobs.map(|_| Vec::with_capacity(tokens.len() - 1));
         let mut body = Body {
             id,
@@ -315,7 +311,8 @@ impl EngineState {
             max_len,
             history,
             namespace,
-            hashes,
+            hashes: Vec::with_capacity(max_pages),
+            found: FoundPath::with_capacity(if self.config.prefix_cache { max_pages } else { 0 }),
             marks: Vec::with_capacity(if self.memory.has_states() { MARKS_MAX } else { 0 }),
             drafts: Drafts::new(self.config.speculation.as_ref(), self.drafting.is_some(), max_len),
             guide: constraint.map_or(Guide::Free, |constraint| {
@@ -336,6 +333,11 @@ impl EngineState {
             overtaken_steps: 0,
         };
         self.scheduler.foresee(&mut body, &self.memory);
+        if self.config.prefix_cache {
+            // Now rather than in a step.
+            let whole = (prompt_tokens / self.config.block_tokens) as usize;
+            self.memory.index.hash_pages(&body.namespace, &body.tokens, whole, &mut body.hashes);
+        }
         self.queues.wait(Waiting::Queued(Sequence::new(Box::new(body))));
         Ok(id)
     }
@@ -424,12 +426,12 @@ impl EngineState {
         // Tables are shared: whichever pass runs first takes in the changes.
         let mut deltas = &self.scheduler.deltas[..];
         if plan.n_rows > 0 {
-            self.parts.write(step, self.sequence, std::mem::take(&mut deltas));
+            self.parts.write(self.sequence, std::mem::take(&mut deltas), step);
         }
         if let Some((parts, step)) = self.verify.as_mut().filter(|_| verifies) {
             let load = parts.collect(&mut self.queues, guesses);
             if load.n_rows > 0 {
-                step.write(&parts.content(self.sequence, deltas));
+                parts.write(self.sequence, deltas, step);
                 plan.verify = Some(load.n_logit_rows);
                 plan.n_tokens += load.n_tokens;
                 plan.n_decode_tokens += load.n_decode_tokens;

@@ -81,11 +81,12 @@ impl StepBuffer {
 
     /// Write a step whose logits the host reads. Every array must fit the capacity: the scheduler plans within it.
     pub fn write(&mut self, content: &StepContent<'_>) {
-        self.write_sampled(content, &[]);
+        self.write_sampled(content, &[], &[]);
     }
 
-    /// Write a step that the device samples: a record per row of logits, or none.
-    pub fn write_sampled(&mut self, content: &StepContent<'_>, samples: &[ts_sample]) {
+    /// The same for a step that may list, instead of tokens, the `ids` of all rows, row after row: where they are follows from the rows;
+    /// and that the device samples, if there is a record per row of logits in `samples`.
+    pub fn write_sampled(&mut self, content: &StepContent<'_>, ids: &[u32], samples: &[ts_sample]) {
         let StepContent { sequence, rows, tokens, logit_rows, deltas } = *content;
         let StepCapacity {
             tokens: max_tokens,
@@ -97,7 +98,9 @@ impl StepBuffer {
         assert!(samples.is_empty() || samples.len() == logit_rows.len(), "a record per row of logits");
         assert!(samples.len() <= max_samples as usize, "{} samples, room for {max_samples}", samples.len());
         assert!(rows.len() <= max_rows as usize, "{} rows, room for {max_rows}", rows.len());
-        assert!(tokens.len() <= max_tokens as usize, "{} tokens, room for {max_tokens}", tokens.len());
+        assert!(tokens.is_empty() || ids.is_empty(), "tokens are listed, or follow from the rows");
+        let n_tokens = tokens.len() + ids.len();
+        assert!(n_tokens <= max_tokens as usize, "{n_tokens} tokens, room for {max_tokens}");
         assert!(
             logit_rows.len() <= max_logit_rows as usize,
             "{} logit rows, room for {max_logit_rows}",
@@ -107,8 +110,8 @@ impl StepBuffer {
 
         let mut out = Writer { bytes: &mut self.storage[self.start..], at: size_of::<ts_step>() };
         let rows_offset = out.align();
-        for row in rows {
-            out.words([
+        out.array(rows, |row| {
+            [
                 row.table_row,
                 row.computed,
                 row.query_start,
@@ -117,10 +120,16 @@ impl StepBuffer {
                 row.state_write,
                 row.state_tokens,
                 row.branch_offset,
-            ]);
-        }
+            ]
+        });
         let tokens_offset = out.align();
         out.array(tokens, |token| [token.id.cast_unsigned(), token.position, token.row, 0]);
+        if !ids.is_empty() {
+            for (row, at) in rows.iter().zip(0..) {
+                let own = &ids[row.query_start as usize..][..row.query_len as usize];
+                out.array_at(own, |&id, n| [id, row.computed + n, at, 0]);
+            }
+        }
         let logit_rows_offset = out.align();
         out.array(logit_rows, |&row| [row]);
         let deltas_offset = out.align();
@@ -134,7 +143,7 @@ impl StepBuffer {
         let count = |n: usize| u32::try_from(n).expect("fits the capacity, which is u32");
         out.words([
             count(size_of::<ts_step>()),
-            count(tokens.len()),
+            count(n_tokens),
             count(rows.len()),
             count(logit_rows.len()),
             count(deltas.len()),
@@ -208,14 +217,17 @@ impl Writer<'_> {
         ]);
     }
 
-    /// One bounds check for all of `items`: a prompt's chunk has thousands.
     fn array<T, const N: usize>(&mut self, items: &[T], words: impl Fn(&T) -> [u32; N]) {
+        self.array_at(items, |item, _| words(item));
+    }
+
+    /// One bounds check for all of `items`: a prompt's chunk has thousands. `words` also gets the item's place among them.
+    fn array_at<T, const N: usize>(&mut self, items: &[T], words: impl Fn(&T, u32) -> [u32; N]) {
         let size = N * size_of::<u32>();
         let bytes = &mut self.bytes[self.at..][..items.len() * size];
-        for (item, bytes) in items.iter().zip(bytes.chunks_exact_mut(size)) {
-            for (word, bytes) in words(item).iter().zip(bytes.as_chunks_mut().0) {
-                *bytes = word.to_ne_bytes();
-            }
+        let records = bytes.as_chunks_mut::<4>().0.as_chunks_mut::<N>().0;
+        for ((item, record), n) in items.iter().zip(records).zip(0..) {
+            *record = words(item, n).map(u32::to_ne_bytes);
         }
         self.at += items.len() * size;
     }

@@ -41,6 +41,8 @@ pub struct DeviceInfo {
     pub exclusive: bool,
     /// Ops over paged caches honour [`ts_step_row::branch_offset`](crate::abi::ts_step_row::branch_offset).
     pub branch_rows: bool,
+    /// Programs are worth preparing for several buckets, see [`ts_device_info::bucketed`](crate::abi::ts_device_info::bucketed).
+    pub bucketed: bool,
 }
 
 /// A backend: a kind of device.
@@ -133,6 +135,8 @@ pub trait DeviceImpl: Send + Sync + Sized + 'static {
     const PROGRAMS: bool;
     /// Whether `support` ever asks for packing.
     const PACKS: bool;
+    /// Whether host memory is used in place (`import`); without it the host copies weights to the device.
+    const IMPORTS: bool = false;
 
     /// The sticky error, if the device is lost. Thread-safe.
     fn status(&self) -> Result<(), Fault> {

@@ -183,6 +183,7 @@ impl<T: HostDevice> DeviceImpl for HostBacked<T> {
     type Program = HostProgram<T>;
     const PROGRAMS: bool = true;
     const PACKS: bool = T::PACKS;
+    const IMPORTS: bool = true;
 
     fn status(&self) -> Result<(), Fault> {
         self.0.status()

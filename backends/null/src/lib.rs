@@ -66,6 +66,7 @@ impl BackendImpl for Null {
             host_mapped: true,
             exclusive: false,
             branch_rows: true,
+            bucketed: false,
         })
     }
 

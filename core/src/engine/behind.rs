@@ -40,7 +40,7 @@ impl EngineState {
         self.sequence += 1;
         plan.sequence = self.sequence;
         self.scheduler.decisions.sequence = self.sequence;
-        self.parts.write(step, self.sequence, &self.scheduler.deltas);
+        self.parts.write(self.sequence, &self.scheduler.deltas, step);
         self.behind = Some(InFlight {
             sequence: plan.sequence,
             n_logit_rows: [plan.n_logit_rows, 0],

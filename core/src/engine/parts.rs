@@ -1,6 +1,6 @@
 //! The arrays of a step before they become bytes, filled from what the scheduler planned. Decoding rows come first.
 
-use tokenspeed_backend_api::abi::{ts_sample, ts_step_row, ts_step_token, ts_table_delta};
+use tokenspeed_backend_api::abi::{ts_sample, ts_step_row, ts_table_delta};
 
 use super::Plan;
 use crate::{
@@ -18,7 +18,8 @@ use crate::{
 /// Reusable arrays.
 pub(super) struct StepParts {
     rows: Vec<ts_step_row>,
-    tokens: Vec<ts_step_token>,
+    /// Tokens of the rows, row after row.
+    ids: Vec<u32>,
     logit_rows: Vec<u32>,
     /// One per row of logits, as long as the device can sample them all.
     samples: Vec<ts_sample>,
@@ -32,7 +33,7 @@ pub(super) struct StepParts {
 
 impl std::fmt::Debug for StepParts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "StepParts({} rows, {} tokens)", self.rows.len(), self.tokens.len())
+        write!(f, "StepParts({} rows, {} tokens)", self.rows.len(), self.ids.len())
     }
 }
 
@@ -82,7 +83,7 @@ impl StepParts {
     pub fn new(capacity: StepCapacity) -> Self {
         Self {
             rows: Vec::with_capacity(capacity.rows as usize),
-            tokens: Vec::with_capacity(capacity.tokens as usize),
+            ids: Vec::with_capacity(capacity.tokens as usize),
             logit_rows: Vec::with_capacity(capacity.logit_rows as usize),
             samples: Vec::with_capacity(capacity.samples as usize),
             relays: capacity.samples > 0,
@@ -91,14 +92,11 @@ impl StepParts {
         }
     }
 
-    pub fn content<'a>(&'a self, sequence: u64, deltas: &'a [ts_table_delta]) -> StepContent<'a> {
-        StepContent { sequence, rows: &self.rows, tokens: &self.tokens, logit_rows: &self.logit_rows, deltas }
-    }
-
-    /// Write the block of what was collected.
-    pub fn write(&self, step: &mut StepBuffer, sequence: u64, deltas: &[ts_table_delta]) {
+    /// Write them as the step's parameter block.
+    pub fn write(&self, sequence: u64, deltas: &[ts_table_delta], step: &mut StepBuffer) {
+        let content = StepContent { sequence, rows: &self.rows, tokens: &[], logit_rows: &self.logit_rows, deltas };
         let samples = if self.host_only.is_none() { &self.samples[..] } else { &[] };
-        step.write_sampled(&self.content(sequence, deltas), samples);
+        step.write_sampled(&content, &self.ids, samples);
     }
 
     /// Collect the planned requests that `belong` and give each its first row of logits; the plan lacks only its number
@@ -120,7 +118,7 @@ impl StepParts {
 
     fn gather(&mut self, queues: &mut Queues, place: impl Fn(&Running, bool) -> Option<Place>) -> Plan {
         self.rows.clear();
-        self.tokens.clear();
+        self.ids.clear();
         self.logit_rows.clear();
         self.samples.clear();
         self.host_only = None;
@@ -134,12 +132,12 @@ impl StepParts {
                 }
             }
             if wants_decoding {
-                n_decode_tokens = self.tokens.len() as u32;
+                n_decode_tokens = self.ids.len() as u32;
             }
         }
         Plan {
             sequence: 0,
-            n_tokens: self.tokens.len() as u32,
+            n_tokens: self.ids.len() as u32,
             n_rows: self.rows.len() as u32,
             n_logit_rows: self.logit_rows.len() as u32,
             verify: None,
@@ -152,7 +150,7 @@ impl StepParts {
     /// Returns query length times context length.
     fn add(&mut self, running: &mut Running, place: &Place) -> u64 {
         let (body, active) = running.parts_mut();
-        let (row, query_start) = (self.rows.len() as u32, self.tokens.len() as u32);
+        let query_start = self.ids.len() as u32;
         let &Place { computed, share, len, next_prompt_logits } = place;
         let (n_tokens, end) = (share.n_tokens, place.end());
         let (state_read, state_write) = active.lease.state_slots().unwrap_or((0, 0));
@@ -169,17 +167,15 @@ impl StepParts {
                 .map_or(0, |_| computed.saturating_sub(u32::from(seeded!(StateCountLagsBehind)))),
             branch_offset: 0,
         });
-        let token = |(id, position): (&u32, u32)| ts_step_token { id: id.cast_signed(), position, row, reserved: 0 };
         let known = body.len();
-        let own = &body.tokens[computed.min(known) as usize..end.min(known) as usize];
-        self.tokens.extend(own.iter().zip(computed..).map(token));
+        self.ids.extend_from_slice(&body.tokens[computed.min(known) as usize..end.min(known) as usize]);
         if len > known && end > known {
             // Being sampled by the step in flight.
             let slot =
                 relay_slot(active.lease.row()) - u32::from(seeded!(RelaySlotIsAnothers) && active.lease.row() > 0);
-            self.tokens.push(ts_step_token { id: -slot.cast_signed() - 1, position: known, row, reserved: 0 });
+            self.ids.push((-slot.cast_signed() - 1).cast_unsigned());
         }
-        self.tokens.extend(body.drafts.ids.iter().zip(len..end).map(token));
+        self.ids.extend(body.drafts.ids.iter().take(end.saturating_sub(len) as usize));
         let first_logit_row = self.logit_rows.len() as u32;
         match &mut active.behind {
             Some(behind) => behind.first_logit_row = first_logit_row,
@@ -227,12 +223,10 @@ impl StepParts {
         let (mut offset, mut pairs) = (active.planned, 0);
         let chain = &body.drafts.ids;
         for branch in body.drafts.branches.open_mut() {
-            let (row, query_start) = (self.rows.len() as u32, self.tokens.len() as u32);
+            let query_start = self.ids.len() as u32;
             let ids = own.iter().chain(&chain[..branch.fork as usize]).chain(&branch.ids);
-            let token =
-                |(id, position): (&u32, u32)| ts_step_token { id: id.cast_signed(), position, row, reserved: 0 };
-            self.tokens.extend(ids.zip(active.computed..).map(token));
-            let query_len = self.tokens.len() as u32 - query_start;
+            self.ids.extend(ids);
+            let query_len = self.ids.len() as u32 - query_start;
             self.rows.push(ts_step_row {
                 table_row: active.lease.row(),
                 computed: active.computed,

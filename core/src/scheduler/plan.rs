@@ -33,7 +33,7 @@ use super::{
 };
 use crate::{
     bug::seeded,
-    cache::{copies::LoadId, index::NodeId, lease::Lease, memory::Memory},
+    cache::{copies::LoadId, lease::Lease, memory::Memory},
     request::RequestId,
     speculation::width::{self, Offer, StepCost},
 };
@@ -45,9 +45,6 @@ pub struct Scheduler {
     step_tokens: u32,
     /// The waiting request that did not fit, and the release count then: no use trying before it changed.
     blocked: Option<(RequestId, u64)>,
-    path: Vec<NodeId>,
-    /// Pages found beyond `path` that cannot be resumed from.
-    n_cut_pages: u32,
     offers: Vec<Offer>,
     policy: Box<dyn Policy>,
     turns: Turns,
@@ -92,7 +89,7 @@ struct Budget {
 
 impl Scheduler {
     /// With nothing planned.
-    pub fn new(limits: StepLimits, blocks_per_row: u32, max_waiting: u32, policy: Box<dyn Policy>) -> Self {
+    pub fn new(limits: StepLimits, max_waiting: u32, policy: Box<dyn Policy>) -> Self {
         Self {
             turns: Turns::new(if policy.is_first_come() { 0 } else { max_waiting }, limits.max_num_seqs),
             policy,
@@ -100,11 +97,9 @@ impl Scheduler {
             decisions: Decisions::new(limits.max_num_seqs),
             step_tokens: limits.max_batch_tokens,
             blocked: None,
-            path: Vec::with_capacity(blocks_per_row as usize),
             deltas: Vec::with_capacity(limits.max_deltas as usize),
             n_preemptions: 0,
             n_cut_tokens: 0,
-            n_cut_pages: 0,
             offers: Vec::with_capacity(limits.max_num_seqs as usize),
             ahead: None,
             in_use: vec![false; limits.table_rows as usize],
@@ -288,9 +283,9 @@ impl Scheduler {
     }
 
     /// Note how many tokens of a waiting request the cache does not have.
-    pub fn foresee(&mut self, body: &mut Body, memory: &Memory) {
-        self.find_prefix(body, memory);
-        body.uncached = body.len() - self.path.len() as u32 * memory.page_tokens();
+    pub fn foresee(&self, body: &mut Body, memory: &Memory) {
+        let n_found = self.find_prefix(body, memory) as u32;
+        body.uncached = body.len() - n_found * memory.page_tokens();
     }
 
     fn plan_running(&mut self, at: usize, when: When, queues: &mut Queues, memory: &mut Memory, budget: &mut Budget) {
@@ -395,10 +390,19 @@ impl Scheduler {
 
     /// Add pages up to `n_pages`, which are available.
     fn grow(&mut self, active: &mut Active, memory: &mut Memory, n_pages: u32) {
-        while active.lease.n_pages() < n_pages {
-            let has_grown = active.lease.grow(memory);
-            assert!(has_grown, "counted as available");
-            self.announce(active, active.lease.n_pages() - 1);
+        let n_before = active.lease.n_pages();
+        if n_before < n_pages {
+            active.lease.grow_to(memory, n_pages);
+            self.announce_from(active, n_before);
+        }
+    }
+
+    /// Tell the device of the pages from `first` on.
+    fn announce_from(&mut self, active: &Active, first: u32) {
+        let table_row = active.lease.row();
+        for &component in &self.limits.paged_components {
+            let pages = (first..).zip(active.lease.pages_from(first));
+            self.deltas.extend(pages.map(|(index, block)| ts_table_delta { component, table_row, index, block }));
         }
     }
 

@@ -20,7 +20,7 @@
 
 use crate::{
     bug::seeded,
-    cache::{lease::Lease, memory::Memory, namespace::Namespace},
+    cache::{index::FoundPath, lease::Lease, memory::Memory, namespace::Namespace},
     grammar::Guide,
     request::{RequestId, SamplingParams, TokenLogprobs, Usage},
     sampler::History,
@@ -52,6 +52,8 @@ pub struct Body {
     pub namespace: Namespace,
     /// Hash chain over its whole pages, as far as it was needed.
     pub hashes: Vec<u64>,
+    /// The cached pages it starts with, as found when it waited.
+    pub found: FoundPath,
     /// Boundaries at which its recurrent state is to be stored, ascending; passed ones are gone.
     pub marks: Vec<Mark>,
     /// Guesses being checked in the planned step, and what they are made from; nothing for requests that do not speculate.
@@ -209,7 +211,8 @@ pub struct Share {
 impl Active {
     /// Start behind the pages whose draft rows are there already.
     pub fn find_drafted(&mut self, memory: &Memory) {
-        let pages = (0..self.computed / memory.page_tokens()).take_while(|&at| memory.is_drafted(self.lease.page(at)));
+        let n_whole = (self.computed / memory.page_tokens()) as usize;
+        let pages = self.lease.pages_from(0).take(n_whole).take_while(|&page| memory.is_drafted(page));
         self.drafted = pages.count() as u32 * memory.page_tokens();
     }
 

@@ -207,7 +207,7 @@ mod tests {
                 logit_rows: &logit_rows,
                 deltas: &deltas,
             };
-            buffer.write_sampled(&content, &samples);
+            buffer.write_sampled(&content, &[], &samples);
             assert_eq!(buffer.bytes().as_ptr().align_offset(STEP_ALIGNMENT), 0);
             let read = StepReader::read(buffer.bytes()).unwrap();
             assert_eq!(read.header.struct_size as usize, size_of::<ts_step>());

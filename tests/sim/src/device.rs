@@ -61,6 +61,7 @@ impl BackendImpl for Sim {
             host_mapped: true,
             exclusive: false,
             branch_rows: true,
+            bucketed: false,
         })
     }
 

@@ -46,7 +46,8 @@ pub fn expected(bug: Bug) -> &'static [Check] {
         Bug::UncomputedPageIsPublished => &[Table, Page],
         Bug::SaltIsIgnored | Bug::EmptySaltIsNoSalt => &[Page, State],
         Bug::DoubtfulPagesStayCached => &[Page],
-        Bug::PageIsFoundWithoutItsHistory => &[Page, Conservation],
+        Bug::PageIsFoundWithoutItsHistory => &[Page, Conservation, Assertion],
+        Bug::FoundPathIsNotChecked => &[Table, Page, Conservation, Assertion],
         Bug::NothingIsEverFound | Bug::OutputIsNotPublished | Bug::SnapshotsAreNeverKept => &[Hit],
         Bug::PreemptedLosesItsLastToken => &[Assertion, Step, Heard],
         Bug::NextInOrderIsPreempted

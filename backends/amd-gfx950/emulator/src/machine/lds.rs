@@ -3,7 +3,8 @@
 //! Race detection: every dword remembers its last writer and readers with the number of barriers they had passed. Two waves
 //! that touch a dword, one of them writing, must be separated by a barrier. Operations are recorded when they land, so a
 //! write that nobody waited for before a barrier counts after it. A dword that a DMA load is on its way to may not be touched
-//! at all. Accesses narrower than a dword remember bytes; when several waves write bytes of one dword between two barriers,
+//! at all. A wave that writes what another has just written there changes nothing and is no race (compilers let several waves
+//! keep copies of a small value); it may then read its own write. Accesses narrower than a dword remember bytes; when several waves write bytes of one dword between two barriers,
 //! further checks of that dword are dropped (a race may be missed, never invented).
 
 use super::wave::Wave;
@@ -23,10 +24,20 @@ struct Record {
     read: u8,
     /// DMA loads on their way.
     in_flight: u16,
+    /// Waves that wrote the same once more, one bit each.
+    repeated: u32,
 }
 
-const FRESH: Record =
-    Record { write_epoch: 0, read_epoch: 0, writer: NOBODY, reader: NOBODY, written: 0, read: 0, in_flight: 0 };
+const FRESH: Record = Record {
+    write_epoch: 0,
+    read_epoch: 0,
+    writer: NOBODY,
+    reader: NOBODY,
+    written: 0,
+    read: 0,
+    in_flight: 0,
+    repeated: 0,
+};
 
 /// LDS of a work-group.
 #[derive(Debug, Default)]
@@ -96,7 +107,7 @@ impl Lds {
                 w.fail(format!("LDS read at {:#x} while a DMA load to it is in flight", 4 * dword), Some(lane as u32));
                 return None;
             }
-            let others_write = r.writer != me && r.writer != NOBODY && r.writer != SEVERAL;
+            let others_write = r.writer != me && r.writer != NOBODY && r.writer != SEVERAL && r.repeated >> me & 1 == 0;
             if others_write && r.write_epoch == epoch && r.written & mask != 0 {
                 let what = format!(
                     "LDS race: read at {:#x}, written by wave {} without a barrier between",
@@ -129,16 +140,30 @@ impl Lds {
         for (i, word) in words.iter().enumerate() {
             buffer[4 * i..4 * i + 4].copy_from_slice(&word.to_le_bytes());
         }
+        let same = self.bytes[at_..at_ + bytes] == buffer[..bytes];
         self.bytes[at_..at_ + bytes].copy_from_slice(&buffer[..bytes]);
-        self.records.is_empty() || self.check_write(w, lane, at_, bytes, valid)
+        self.records.is_empty() || self.check_write(w, lane, at_, bytes, (valid, same))
     }
 
-    fn check_write(&mut self, w: &mut Wave, lane: usize, at: usize, bytes: usize, valid: bool) -> bool {
+    fn check_write(
+        &mut self,
+        w: &mut Wave,
+        lane: usize,
+        at: usize,
+        bytes: usize,
+        (valid, unchanged): (bool, bool),
+    ) -> bool {
         let (me, epoch) = (w.index as u8, w.epoch);
         for (dword, mask) in dwords(at, bytes) {
             let cell = &mut self.valid[dword];
+            let known = *cell & mask == mask;
             *cell = if valid { *cell | mask } else { *cell & !mask };
             let r = &mut self.records[dword];
+            let fresh = r.write_epoch == epoch && r.writer != me && r.writer != NOBODY && r.writer != SEVERAL;
+            if unchanged && known && valid && fresh && r.in_flight == 0 && r.written & mask == mask {
+                r.repeated |= 1 << me;
+                continue;
+            }
             let mut conflict = None;
             if r.in_flight > 0 {
                 conflict = Some("while a DMA load to it is in flight".to_string());
@@ -161,7 +186,7 @@ impl Lds {
                     r.writer = SEVERAL;
                 }
             } else {
-                (r.write_epoch, r.writer, r.written) = (epoch, me, mask);
+                (r.write_epoch, r.writer, r.written, r.repeated) = (epoch, me, mask, 0);
             }
         }
         true
@@ -227,6 +252,17 @@ mod tests {
         // The other direction: a write over what the other wave has just read.
         a.epoch = 1;
         assert!(!lds.write(&mut a, 0, 8, 4, &[9, 0, 0, 0], true));
+    }
+
+    #[test]
+    fn the_same_once_more_is_no_race_but_still_needs_a_barrier_for_others() {
+        let (mut lds, mut a, mut b) = pair();
+        let mut c = Wave::new(1, 2, [0; 3]);
+        let mut out = [0; 4];
+        assert!(lds.write(&mut a, 0, 8, 4, &[7, 0, 0, 0], true) && lds.write(&mut b, 0, 8, 4, &[7, 0, 0, 0], true));
+        assert!(lds.read(&mut a, 0, 8, 4, &mut out).is_some() && lds.read(&mut b, 0, 8, 4, &mut out).is_some());
+        assert!(lds.read(&mut c, 0, 8, 4, &mut out).is_none());
+        assert!(!lds.write(&mut b, 0, 8, 4, &[8, 0, 0, 0], true));
     }
 
     #[test]
