@@ -37,7 +37,7 @@ pub fn run(verify: Option<usize>) -> Result<Option<Kernels>, String> {
 }
 
 /// Backends with kernels, in order.
-fn backends() -> Result<Vec<String>, String> {
+pub fn backends() -> Result<Vec<String>, String> {
     let entries = std::fs::read_dir(workspace::root().join("backends")).map_err(|e| format!("backends: {e}"))?;
     let mut names: Vec<String> = entries
         .filter_map(Result::ok)

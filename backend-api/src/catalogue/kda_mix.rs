@@ -23,7 +23,7 @@ pub(super) const ENTRY: Entry = Entry {
         input("q [T, C], before the convolution"),
         input("k [T, C]"),
         input("v [T, C]"),
-        input("f [T, C], behind the second gate projection"),
+        input("f [T, H, D], behind the second gate projection"),
         input("b [T, H], before the sigmoid"),
         input("gate [T, C], before the sigmoid"),
         input("wq [C, W]"),
@@ -189,9 +189,9 @@ fn cases(seed: u64) -> Vec<Case> {
         let (t, c) = (case.step.tokens.len() as u64, h * d);
         case.attrs.i[..2].copy_from_slice(&[bounded, frozen]);
         case.attrs.f[..4].copy_from_slice(&[-5.0, 1e-6, 1.0 / (d as f64).sqrt(), 1e-5]);
-        for width in [c, c, c, c, h, c] {
-            let x = g.uniform(&[t, width]).into_iter().map(|v| v * 2.0).collect();
-            case.push(Vary::Tokens, &[t, width], x);
+        for dims in [&[t, c][..], &[t, c], &[t, c], &[t, h, d], &[t, h], &[t, h, d]] {
+            let x = g.uniform(dims).into_iter().map(|v| v * 2.0).collect();
+            case.push(Vary::Tokens, dims, x);
         }
         for dims in [&[c, w][..], &[c, w], &[c, w], &[h], &[c], &[d]] {
             let x = g.uniform(dims);

@@ -2,8 +2,9 @@
 
 A work-group owns a token and reads every candidate once: the row stays in registers (one tile of B columns holds it) while
 scores, softmax and the weighted sum are formed; waves exchange sums of two candidates at a time, since all of them at once
-would want more registers than sixteen waves have. More candidates than a launch has pointers for are a chain of launches that hand on a softmax in
-progress: largest score, sum of weights, weighted sum of rows. Sums run in an order that depends on the row's length alone.
+would want more registers than sixteen waves have. More candidates than a launch has pointers for are a chain of launches that
+hand on a softmax in progress: largest score, sum of weights, weighted sum of rows. Sums run in an order that depends on the
+row's length alone.
 """
 
 import triton

@@ -55,8 +55,8 @@ def activate(gate, up, beta, linear, act):
 
 @triton.jit
 def up(step, count_word, count_fixed, x, ids, slots, w1, w3, s1, s3, tiles, order, h, k, N, K, ldx, ldi, pitch1, pitch3,
-       spitch1, spitch3, act, beta, linear, SORTED: tl.constexpr, SPARE: tl.constexpr, MX: tl.constexpr, EXACT: tl.constexpr, BM: tl.constexpr,
-       BN: tl.constexpr, BK: tl.constexpr):
+       spitch1, spitch3, act, beta, linear, SORTED: tl.constexpr, SPARE: tl.constexpr, MX: tl.constexpr, EXACT: tl.constexpr,
+       BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     """h[route, n] = act(w1 x, w3 x); grid (tiles or more, ceil(N / BN)). Pitches in elements per expert."""
     rows = st.rows_of(step, count_word, count_fixed)
     p = tl.program_id(0)
@@ -80,7 +80,8 @@ def up(step, count_word, count_fixed, x, ids, slots, w1, w3, s1, s3, tiles, orde
 
 @triton.jit
 def down(step, count_word, count_fixed, h, ids, slots, w2, s2, tiles, order, o, k, N, K, first, width, ldi, pitch, spitch,
-         SORTED: tl.constexpr, SPARE: tl.constexpr, MX: tl.constexpr, EXACT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+         SORTED: tl.constexpr, SPARE: tl.constexpr, MX: tl.constexpr, EXACT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+         BK: tl.constexpr):
     """o[route, c] = w2[first + c] h[route], c < width; grid (tiles or more, ceil(width / BN))."""
     rows = st.rows_of(step, count_word, count_fixed)
     p = tl.program_id(0)

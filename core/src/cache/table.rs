@@ -80,8 +80,8 @@ impl HashTable {
     }
 
     fn find(&self, half: u32, node: u32) -> usize {
-        let places = (0..self.slots.len()).map(|n| self.place(half, n));
-        { places }.find(|&at| self.slots[at].node == node).expect("there is room, and what is removed was added")
+        let mut places = (0..self.slots.len()).map(|n| self.place(half, n));
+        places.find(|&at| self.slots[at].node == node).expect("there is room, and what is removed was added")
     }
 }
 

@@ -88,9 +88,9 @@ impl PrefixIndex {
         path: &mut Vec<NodeId>,
         wanted: impl Fn(&Node) -> bool,
     ) {
-        let mut pages = tokens.chunks_exact(self.page_tokens).take(max_pages).skip(path.len());
+        let pages = tokens.chunks_exact(self.page_tokens).take(max_pages).skip(path.len());
         let mut last = path.last().map(|&NodeId(last)| last);
-        while let Some(page) = pages.next() {
+        for page in pages {
             let newest = last.map_or(NONE, |last| self.node(last).first_child);
             let at = if newest != NONE && self.tokens_of(newest) == page {
                 newest

@@ -94,6 +94,7 @@ struct EngineThread {
     shared: Arc<Shared>,
     state: EngineState,
     /// Turns that are not under way, one of them with the device unless that is away with another or stayed on its thread.
+    #[expect(clippy::vec_box, reason = "they go through channels as they are, without moving their buffers")]
     idle: Vec<Box<Turn>>,
     device: DeviceThread,
     /// Steps under way, in order: the one in flight, and the one behind it.

@@ -39,9 +39,9 @@ pub fn run(long: bool) -> Result<(), String> {
     stages.count("simulation", || Ok(Counts::of_one(crate::sim::stage())));
     stages.count("models and system", || cargo_tests(System::Only, &environment));
     stages.count("doctests", || doctests(&environment));
-    stages.count("hip-runtime-sys", || {
-        let kernels = environment.kernels.as_ref().ok_or("the kernels' compiler brings the headers, and is missing")?;
-        Ok(Counts::of_one(crate::hip_check::run(kernels)))
+    stages.count("vendor declarations", || {
+        let kernels = environment.kernels.as_ref().ok_or("the kernels' environment is missing")?;
+        Ok(Counts::of_one(crate::vendor_check::run(kernels)))
     });
     stages.count("vectors", || Ok(Counts::of_one(crate::vectors::run(false))));
     stages.count("python clients", || clients(&root, &environment));

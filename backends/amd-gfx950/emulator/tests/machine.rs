@@ -161,7 +161,7 @@ fn global_accesses_stay_inside_allocations_of_written_memory() {
 fn halves_of_pairs_are_initialised_on_their_own() {
     // v1 is known, v2 is not: v_mov_b64 v[4:5], v[1:2] carries both, and v4 may decide while v5 may not.
     let start = [mov(1, 128), vop1(56, 4, v(1))];
-    let use_ = |register: u32| ds(13, register, 0, 0, 0);
+    let use_ = |register: u32| ds(54, register, 0, 12, 0);
     run(&[&start, &use_(4), &[WAIT_ALL, ENDPGM]]).unwrap();
     assert!(run(&[&start, &use_(5), &[WAIT_ALL, ENDPGM]]).unwrap_err().contains("uninitialised LDS address"));
     // v_pk_mul_f32 v[6:7], v[4:5], v[4:5]: the low halves for both results, then each half for its own.

@@ -195,13 +195,14 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
         hidden: w1.tensor.dims[1],
         width: x.tensor.row_len(),
     };
-    let aligned = |o: &Operand| o.address % 16 == 0 && matches!(pitch(o), Argument::I32(pitch) if pitch % 16 == 0);
+    let aligned =
+        |o: &Operand| o.address.is_multiple_of(16) && matches!(pitch(o), Argument::I32(pitch) if pitch % 16 == 0);
     let stacks = [w1, w3, w2].into_iter().all(aligned);
     let fast = stacks && whole_steps(&shape, dtype, op.settings);
     let heights: &[usize] = match dtype {
         _ if fast => &[16, 32, 64, 128],
         DType::Mxfp4 | DType::BF16 if op.settings.precision == Precision::Bf16 => {
-            let whole = shape.hidden % 16 == 0 && shape.width % 16 == 0 && stacks && aligned(x);
+            let whole = shape.hidden.is_multiple_of(16) && shape.width.is_multiple_of(16) && stacks && aligned(x);
             if whole { &[16, 64] } else { &[SHORTEST] }
         }
         _ => &[SHORTEST],

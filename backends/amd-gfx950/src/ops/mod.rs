@@ -37,6 +37,9 @@ use crate::{
     settings::Settings,
 };
 
+/// Makes the packed bytes of an operand from its source.
+pub type Packer = fn(&OpView<'_>, usize, &[u8], &Settings) -> Result<Vec<u8>, Fault>;
+
 /// One op of the backend.
 #[derive(Debug)]
 pub struct OpEntry {
@@ -47,7 +50,7 @@ pub struct OpEntry {
     /// Adds its launches.
     pub plan: fn(&BoundOp<'_>, &mut Plan<'_>) -> Result<(), Fault>,
     /// Packed bytes of an operand, where `support` asks for packing.
-    pub pack: Option<fn(&OpView<'_>, usize, &[u8], &Settings) -> Result<Vec<u8>, Fault>>,
+    pub pack: Option<Packer>,
 }
 
 inventory::collect!(OpEntry);

@@ -82,7 +82,7 @@ fn capture_restricts_its_own_thread_only() {
     let line = outcome.unwrap_err().to_string();
     assert!(line.contains("hipMalloc") && line.contains("hipErrorStreamCaptureUnsupported"), "{line}");
     let line = queue
-        .capture::<HipError>(|| Buffer::new(&device, 64).map(drop).or_else(|_: HipError| Ok(())))
+        .capture::<HipError>(|| Buffer::new(&device, 64).map(drop).or(Ok::<_, HipError>(())))
         .unwrap_err()
         .to_string();
     assert!(line.contains("hipErrorStreamCaptureInvalidated"), "{line}");

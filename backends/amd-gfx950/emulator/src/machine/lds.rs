@@ -159,8 +159,11 @@ impl Lds {
             buffer[4 * i..4 * i + 4].copy_from_slice(&word.to_le_bytes());
         }
         let same = self.bytes[at_..at_ + bytes] == buffer[..bytes];
+        if !self.records.is_empty() && !self.check_write(w, lane, at_, bytes, (valid, same)) {
+            return false;
+        }
         self.bytes[at_..at_ + bytes].copy_from_slice(&buffer[..bytes]);
-        self.records.is_empty() || self.check_write(w, lane, at_, bytes, (valid, same))
+        true
     }
 
     fn check_write(
@@ -325,7 +328,7 @@ mod tests {
         assert_eq!(lds.update(&mut a, 0, 8, true, |x| x + 1), Some((8, true)));
         assert_eq!(lds.update(&mut b, 0, 8, true, |x| x + 1), Some((9, true)));
         assert!(lds.read(&mut a, 0, 8, 4, &mut out).is_none() && a.fault.take().is_some(), "a read after it");
-        assert!(!lds.write(&mut a, 0, 8, 4, &[0; 4], true) && a.fault.take().is_some(), "a write after it");
+        assert!(!lds.write(&mut a, 0, 8, 4, &[10, 0, 0, 0], true) && a.fault.take().is_some(), "a write after it");
         (a.epoch, b.epoch) = (2, 2);
         assert_eq!((lds.read(&mut a, 0, 8, 4, &mut out), out[0]), (Some([true; 4]), 10));
         assert!(lds.update(&mut b, 0, 8, true, |x| x + 1).is_none() && b.fault.take().is_some(), "after a read");
