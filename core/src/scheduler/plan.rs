@@ -170,7 +170,8 @@ impl Scheduler {
             return false;
         }
         let guesses = queues.iter_running().any(|running| !running.parts().0.drafts.is_empty());
-        if guesses {
+        // Who is admitted now could find pages that are forgotten only when the step in flight has been taken in.
+        if guesses || queues.iter_running().any(behind::is_in_doubt) {
             return false;
         }
         let n_decode = count_decoding(queues);

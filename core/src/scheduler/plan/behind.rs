@@ -54,6 +54,11 @@ impl Scheduler {
     }
 }
 
+/// Whether a request that left still has pages whose values are in doubt.
+pub(super) fn is_in_doubt(running: &Running) -> bool {
+    matches!(running, Running::Leaving(_)) && running.parts().1.ending == Ending::Discard
+}
+
 /// Whether the step behind can be planned as far as this request is concerned.
 fn may_go_on(running: &Running, memory: &Memory) -> bool {
     let active = running.parts().1;
@@ -62,6 +67,6 @@ fn may_go_on(running: &Running, memory: &Memory) -> bool {
         Running::Prefilling(_) => active.planned == 0 || !memory.has_states(),
         // Without a part in the step in flight, it lacks memory that a plan made behind cannot give it.
         Running::Decoding(_) => active.planned > 0,
-        Running::Leaving(_) => active.ending != Ending::Discard,
+        Running::Leaving(_) => !is_in_doubt(running),
     }
 }
