@@ -1,4 +1,4 @@
-//! A small Kimi K3 with the published widths of heads on the emulated MI355X, beside the CPU's exact references.
+//! A small Kimi K3 with the published widths of heads on the emulated MI355X, beside the CPU backend in fast mode.
 //!
 //! Three questions, as the kernels' users would ask them. (a) Does each op, given the reference's own inputs, give the
 //! reference's outputs? (b) Left to itself, but with the reference's choice of experts, are the logits near? (c) And with
