@@ -61,9 +61,8 @@ fn fitting(buckets: impl ExactSizeIterator<Item = Bucket>, step: &[u8]) -> usize
     // `ts_step`: size, tokens, rows, wanted rows of logits.
     let Some(header) = step.get(..16) else { return last };
     let word = |i: usize| u32::from_ne_bytes([header[i], header[i + 1], header[i + 2], header[i + 3]]);
-    let (tokens, rows, logit_rows) = (word(4), word(8), word(12));
-    let holds = |b: &Bucket| tokens <= b.max_tokens && rows <= b.max_rows && logit_rows <= b.max_logit_rows;
-    buckets.take(last).position(|b| holds(&b)).unwrap_or(last)
+    let wanted = Bucket { max_tokens: word(4), max_rows: word(8), max_logit_rows: word(12) };
+    buckets.take(last).position(|b| b.covers(&wanted)).unwrap_or(last)
 }
 
 /// One program: its ops over its bindings, which differ from the others' in the logits' arena alone.

@@ -9,7 +9,7 @@ use crate::{
     backend::{
         Arena, ArenaKind, BackendError, Bindings, Bucket, Determinism, Device, Event, Queue, StepBuffer, Support,
     },
-    catalogue::{Case, Entry, Role, Tolerance},
+    catalogue::{Case, Entry, Role},
     graph::Vary,
     op::OpKind,
     record::OpRecord,
@@ -88,7 +88,7 @@ pub(super) fn run(
     }
     let mut bench = Bench::new(session, &placed, &mut op, case, &support)?;
     let launched = bench.run(session, &op)?;
-    let distance = match check(case, (entry.tolerance, support.rounding), &placed, &launched) {
+    let distance = match check(case, entry, support.rounding, &placed, &launched) {
         Ok(distance) => distance,
         Err(message) => return Ok(Outcome::Failed(format!("{}: {message}", case.name))),
     };
@@ -132,12 +132,7 @@ fn place(case: &Case, alignment: u64) -> Placed {
 }
 
 /// Compare every operand after the op with the reference, and everything else with what was there before.
-fn check(
-    case: &Case,
-    (tolerance, rounding): (Tolerance, Rounding),
-    placed: &Placed,
-    after: &[u8],
-) -> Result<Distance, String> {
+fn check(case: &Case, entry: &Entry, rounding: Rounding, placed: &Placed, after: &[u8]) -> Result<Distance, String> {
     let expected = case.run_reference(1);
     let block = case.step.to_bytes();
     let step = StepView::new(&block).expect("a case's step is sound");
@@ -147,10 +142,9 @@ fn check(
         let tensor = operand.tensor.cut(&step);
         let range = placed.tensors[i].offset as usize..(placed.tensors[i].offset + tensor.bytes()) as usize;
         if operand.role != Role::In {
-            let specs = crate::catalogue::entry(case.kind).operands;
-            let name = specs[i.min(specs.len() - 1)].name;
+            let name = entry.operands[i.min(entry.operands.len() - 1)].name;
             let values = tensor.dims().iter().product::<u64>() as usize;
-            let allowed = tolerance.under(rounding, values);
+            let allowed = entry.tolerance.under(rounding, values);
             let found = compare(&tensor, &after[range.clone()], &expected[i][..range.len()], allowed);
             distance = distance.worse(found.map_err(|m| format!("{name}: {m}"))?);
             untouched[range.clone()].copy_from_slice(&after[range]);

@@ -12,7 +12,7 @@ use tokenspeed_backend_api::{
 use crate::{
     arena::Arena,
     hip::{DEVICE_TO_DEVICE, Device, Event, HostBuffer, Queue},
-    kernel::{Counts, Library},
+    kernel::Library,
     ops,
     program::{Program, plan},
     settings::Settings,
@@ -82,11 +82,9 @@ impl Stream {
     ) -> Result<(), Fault> {
         let slot = &mut self.slots[self.next];
         self.next = (self.next + 1) % SLOTS;
-        if slot.memory.as_ref().is_some_and(|m| m.bytes >= block.len()) {
-            // Four steps old: done long ago, but a host that runs ahead must not overtake it.
-            slot.copied.synchronize()?;
-        } else {
-            slot.copied.synchronize()?;
+        // Four steps old: done long ago, but a host that runs ahead must not overtake it.
+        slot.copied.synchronize()?;
+        if slot.memory.as_ref().is_none_or(|m| m.bytes < block.len()) {
             slot.memory = Some(HostBuffer::new(device, block.len().next_power_of_two().max(1 << 16))?);
         }
         let memory = slot.memory.as_ref().expect("just made");
@@ -188,11 +186,10 @@ impl DeviceImpl for Gfx950Device {
         let block = unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast::<u8>(), bound.bytes as usize) };
         bound.arena.read(bound.offset, block)?;
         let step = StepView::new(block).map_err(Fault::invalid)?;
-        let h = &step.header;
-        let bucket = Bucket { max_tokens: h.n_tokens, max_rows: h.n_rows, max_logit_rows: h.n_logit_rows };
+        let bucket = Bucket::of_step(&step);
         for launch in plan(self, std::slice::from_ref(op), bindings, bucket)? {
             // SAFETY: arguments were made from bound ranges of live arenas, with capacities that hold the counts.
-            let done = unsafe { launch.launch(&stream.queue, &Counts::of_step(&step)) };
+            let done = unsafe { launch.launch(&stream.queue, &bucket) };
             self.watch(done.map_err(Fault::from))?;
         }
         Ok(())

@@ -14,7 +14,7 @@ use crate::{
     arena::Arena,
     device::Gfx950Device,
     hip::{Executable, Queue},
-    kernel::{Counts, Plan, Prepared},
+    kernel::{Plan, Prepared},
     ops::{self, BoundOp, Operand},
     settings::{GRAPH_TOKENS, Graphs},
 };
@@ -66,13 +66,12 @@ impl Program {
     /// Records the launches on a stream of its own; other threads may use HIP meanwhile.
     fn capture(&self, device: &Gfx950Device) -> Result<Executable, Fault> {
         let queue = Queue::new(&device.device)?;
-        let counts = Counts::of_bucket(&self.bucket);
         // The fault is kept apart: HIP's own complaint about a broken capture says less.
-        let graph = queue.capture::<Fault>(|| self.queue_launches(&queue, &counts))?;
+        let graph = queue.capture::<Fault>(|| self.queue_launches(&queue, &self.bucket))?;
         Ok(graph.instantiate()?)
     }
 
-    fn queue_launches(&self, queue: &Queue, counts: &Counts) -> Result<(), Fault> {
+    fn queue_launches(&self, queue: &Queue, counts: &Bucket) -> Result<(), Fault> {
         for launch in &self.launches {
             // SAFETY: arguments were made from bound ranges of live arenas, with capacities that hold the counts.
             unsafe { launch.launch(queue, counts) }.map_err(|e| Fault::from(e).at(launch.op))?;
@@ -82,7 +81,7 @@ impl Program {
 
     /// Plans again if the bindings are other ones.
     pub fn rebind(&mut self, device: &Gfx950Device, bindings: &Bindings<'_, Gfx950Device>) -> Result<(), Fault> {
-        if same(bindings.raw(), &self.bindings) {
+        if bindings.are(&self.bindings) {
             return Ok(());
         }
         let ops = std::mem::take(&mut self.ops);
@@ -106,7 +105,7 @@ impl Program {
         unsafe { queue.copy(self.step.0, pinned, block.len(), crate::hip::HOST_TO_DEVICE) }?;
         match &self.graph {
             Some(graph) => Ok(queue.replay(graph)?),
-            None => self.queue_launches(queue, &Counts::of_step(&step)).map_err(|fault| self.name(fault)),
+            None => self.queue_launches(queue, &Bucket::of_step(&step)).map_err(|fault| self.name(fault)),
         }
     }
 
@@ -167,28 +166,15 @@ fn within(span: &Span<'_, Arena>, offset: u64, bytes: u64) -> Result<u64, Fault>
 
 /// Operands in device memory: bound, inside the binding, aligned as kernels are promised, large enough for the bucket.
 fn resolve(op: &OpView<'_>, bindings: &Bindings<'_, Gfx950Device>, bucket: &Bucket) -> Result<Vec<Operand>, Fault> {
-    use tokenspeed_backend_api::graph::Vary;
     let one = |i: usize, t: &ts_tensor| {
         let tensor = Tensor::new(t, i)?;
         let span = bindings.locate(t)?;
         // The size of a private layout is the backend's own secret.
         let bytes = if tensor.layout == 0 { tensor.bytes as u64 } else { span.bytes };
         let address = within(&span, 0, bytes)?;
-        let need = match tensor.vary {
-            Vary::Fixed => 0,
-            Vary::Tokens => bucket.max_tokens,
-            Vary::Rows => bucket.max_rows,
-            Vary::LogitRows => bucket.max_logit_rows,
-        };
-        if (tensor.dims[0] as u64) < u64::from(need) {
-            return Err(Fault::invalid(format!("holds {} entries of the {need} wanted", tensor.dims[0])));
-        }
+        bucket.check_room(&tensor)?;
         Ok(Operand { tensor, address })
     };
     let named = |i: usize, f: Fault| Fault { message: format!("operand {i}: {}", f.message), ..f };
     op.descriptors().iter().enumerate().map(|(i, t)| one(i, t).map_err(|f| named(i, f))).collect()
-}
-
-fn same(a: &[ts_binding], b: &[ts_binding]) -> bool {
-    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.arena == b.arena && a.offset == b.offset && a.bytes == b.bytes)
 }

@@ -8,4 +8,4 @@ mod plan;
 pub use launch::{Argument, Kernel, LaunchError};
 pub use library::{Library, VARIABLE, folders};
 pub use manifest::{Entry, Manifest, ManifestError, Placed};
-pub use plan::{Counts, Extent, Plan, Prepared};
+pub use plan::{Extent, Plan, Prepared};

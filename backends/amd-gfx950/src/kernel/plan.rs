@@ -5,10 +5,7 @@
 
 use std::{ffi::c_void, sync::Arc};
 
-use tokenspeed_backend_api::{
-    graph::Vary,
-    sdk::{Bucket, StepView},
-};
+use tokenspeed_backend_api::{graph::Vary, sdk::Bucket};
 
 use super::{
     launch::{Argument, Kernel, LaunchError},
@@ -64,46 +61,18 @@ impl Extent {
         }
     }
 
-    fn groups(self, counts: &Counts) -> u32 {
+    /// Work-groups for so many entries: of a step, or of a whole bucket.
+    fn groups(self, counts: &Bucket) -> u32 {
+        let of = |count| counts.most(count).expect("an extent of a fixed size is Extent::Fixed");
         match self {
             Extent::Fixed(n) => n,
-            Extent::Per { count, each, times } => counts.of(count).div_ceil(each) * times,
+            Extent::Per { count, each, times } => of(count).div_ceil(each) * times,
             Extent::Share { count, times, each, plus } => {
-                let things = counts.of(count) * times;
+                let things = of(count) * times;
                 things.min(things / each + plus)
             }
             // Each request leaves at most one group unfilled.
-            Extent::QueryTiles { each } => (counts.tokens / each + counts.rows).min(counts.tokens),
-        }
-    }
-}
-
-/// Counts of a step, or capacities.
-#[derive(Clone, Copy, Debug)]
-pub struct Counts {
-    tokens: u32,
-    rows: u32,
-    logit_rows: u32,
-}
-
-impl Counts {
-    /// Of a step.
-    pub fn of_step(step: &StepView<'_>) -> Self {
-        let h = &step.header;
-        Self { tokens: h.n_tokens, rows: h.n_rows, logit_rows: h.n_logit_rows }
-    }
-
-    /// The most that a bucket allows.
-    pub fn of_bucket(bucket: &Bucket) -> Self {
-        Self { tokens: bucket.max_tokens, rows: bucket.max_rows, logit_rows: bucket.max_logit_rows }
-    }
-
-    fn of(&self, count: Vary) -> u32 {
-        match count {
-            Vary::Fixed => unreachable!("an extent of a fixed size is Extent::Fixed"),
-            Vary::Tokens => self.tokens,
-            Vary::Rows => self.rows,
-            Vary::LogitRows => self.logit_rows,
+            Extent::QueryTiles { each } => (counts.max_tokens / each + counts.max_rows).min(counts.max_tokens),
         }
     }
 }
@@ -126,7 +95,7 @@ impl Prepared {
     ///
     /// # Errors
     /// HIP's.
-    pub unsafe fn launch(&self, queue: &Queue, counts: &Counts) -> Result<(), HipError> {
+    pub unsafe fn launch(&self, queue: &Queue, counts: &Bucket) -> Result<(), HipError> {
         let grid = self.grid.map(|e| e.groups(counts));
         if grid.contains(&0) {
             return Ok(());
