@@ -1,6 +1,9 @@
 //! What a user may choose for a device, with `--backend-option KEY=VALUE`.
 
-use tokenspeed_backend_api::sdk::{Fault, Options};
+use tokenspeed_backend_api::{
+    sdk::{Fault, Options, Support},
+    support::Rounding,
+};
 
 /// Numbers that matrix products multiply. Sums are f32 in either case, and so is everything outside of products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +46,30 @@ impl Settings {
         let graphs = options.choice("graphs", &[("on", Graphs::On), ("off", Graphs::Off)])?;
         options.finish()?;
         Ok(Self { precision, graphs })
+    }
+
+    /// Factors of products, as kernel names call them.
+    pub fn factors(&self) -> &'static str {
+        match self.precision {
+            Precision::Bf16 => "bf16",
+            Precision::F32 => "f32",
+        }
+    }
+
+    /// Bytes of a factor.
+    pub fn factor_bytes(&self) -> usize {
+        match self.precision {
+            Precision::Bf16 => 2,
+            Precision::F32 => 4,
+        }
+    }
+
+    /// The answer of an op with products: it says what they round.
+    pub fn rounded(&self, mut support: Support) -> Support {
+        if self.precision == Precision::Bf16 {
+            support.rounding = Rounding::Bf16;
+        }
+        support
     }
 }
 

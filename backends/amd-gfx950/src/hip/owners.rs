@@ -280,17 +280,6 @@ impl Queue {
         call!(self.device, hipMemcpyAsync(to as *mut c_void, from as *const c_void, bytes, kind, self.handle))
     }
 
-    /// Queues zero bytes.
-    ///
-    /// # Safety
-    /// The range is device memory and stays allocated until the work is done.
-    ///
-    /// # Errors
-    /// HIP's.
-    pub unsafe fn zero(&self, to: u64, bytes: usize) -> Result<()> {
-        call!(self.device, hipMemsetAsync(to as *mut c_void, 0, bytes, self.handle))
-    }
-
     /// Records what `work` queues here instead of doing it. Only this thread is restricted meanwhile: no allocation, no wait.
     ///
     /// # Errors

@@ -9,7 +9,7 @@ use tokenspeed_backend_api::{
     sdk::{Fault, Support},
 };
 
-use super::{BoundOp, OpEntry, Operand, float, int};
+use super::{BoundOp, OpEntry, Operand, PANEL, float, int, panels};
 use crate::{
     kernel::{Argument, Extent, Plan},
     settings::Settings,
@@ -24,8 +24,6 @@ const PARTIAL: usize = 8;
 /// Pairs of weights of one launch of `attn_res_scores`, and of one work-group.
 const SCORES: usize = 16;
 const SCORES_EACH: usize = 4;
-/// Columns per work-group of `attn_res_partial`.
-const PANEL: usize = 1024;
 /// Tiles that hold a row.
 const TILES: [usize; 3] = [512, 2048, 8192];
 /// Tokens that share the weights a work-group of `attn_res_scores` holds, where there are many.
@@ -220,7 +218,7 @@ fn plan_partial(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
             arguments.push((S[i], Argument::Pointer(score.address + column as u64 * 4)));
             arguments.push((LS[i], score.stride()));
         }
-        let grid = [acc.rows(1), Extent::Fixed(d.div_ceil(PANEL) as u32), Extent::ONE];
+        let grid = [acc.rows(1), panels(d, PANEL), Extent::ONE];
         plan.launch("attn_res_partial", grid, &arguments)?;
     }
     Ok(())

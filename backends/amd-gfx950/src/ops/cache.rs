@@ -6,11 +6,8 @@ use tokenspeed_backend_api::{
     sdk::{Fault, Support},
 };
 
-use super::{BoundOp, OpEntry, Operand, convert::format_name, int};
+use super::{BoundOp, OpEntry, Operand, PANEL, convert::format_name, int, panels};
 use crate::kernel::{Argument, Extent, Plan};
-
-/// Columns per work-group, the kernels' `B`.
-const PANEL: usize = 1024;
 
 inventory::submit! {
     OpEntry {
@@ -50,7 +47,7 @@ fn plan_read(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let back = int(op.op.attrs().i[1] as usize);
     let arguments = [op.step(), a, b, c, e, f, ("y", y.pointer()), ("D", int(d)), ("ldy", y.stride()), ("back", back)];
     let kernel = format!("kv_read_{}", format_name(cache.tensor.dtype).expect("a cache format"));
-    let grid = [y.rows(1), Extent::Fixed(d.div_ceil(PANEL) as u32), Extent::ONE];
+    let grid = [y.rows(1), panels(d, PANEL), Extent::ONE];
     Ok(plan.launch(&kernel, grid, &arguments)?)
 }
 
@@ -60,6 +57,6 @@ fn plan_move(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let [a, b, c, e, f] = pages(cache, table);
     let kernel = format!("kv_move_{}", 8 * cache.tensor.dtype.block_bytes());
     let rows = Extent::Per { count: Vary::Rows, each: 1, times: 1 };
-    let grid = [rows, Extent::Fixed(d.div_ceil(PANEL) as u32), Extent::ONE];
+    let grid = [rows, panels(d, PANEL), Extent::ONE];
     Ok(plan.launch(&kernel, grid, &[op.step(), a, b, c, e, f, ("D", int(d))])?)
 }

@@ -5,31 +5,16 @@ use tokenspeed_backend_api::{
     sdk::{Fault, Support},
 };
 
-use super::{BoundOp, OpEntry, int};
-use crate::kernel::{Argument, Extent, Plan};
-
-/// Columns per work-group, the kernels' `B`.
-const PANEL: usize = 1024;
+use super::{BoundOp, OpEntry, Operand, PANEL, elementwise::row_to_row, panels};
+use crate::kernel::{Extent, Plan};
 
 inventory::submit! { OpEntry { kind: OpKind::Slice, support: |_, _| Support::yes("slice"), plan: plan_slice, pack: None } }
 inventory::submit! { OpEntry { kind: OpKind::Concat, support: |_, _| Support::yes("concat"), plan: plan_concat, pack: None } }
 
 fn plan_slice(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let [x, y] = op.operands else { unreachable!("checked") };
-    let [word, fixed] = y.count();
-    let d = y.tensor.row_len();
-    let arguments = [
-        op.step(),
-        word,
-        fixed,
-        ("x", Argument::Pointer(x.address + op.op.attrs().i[0] as u64 * 4)),
-        ("y", y.pointer()),
-        ("D", int(d)),
-        ("ldx", x.stride()),
-        ("ldy", y.stride()),
-    ];
-    let grid = [y.rows(1), Extent::Fixed(d.div_ceil(PANEL) as u32), Extent::ONE];
-    Ok(plan.launch("slice", grid, &arguments)?)
+    let first = Operand { address: x.address + op.op.attrs().i[0] as u64 * 4, ..*x };
+    row_to_row(op, plan, "slice", &first, y)
 }
 
 fn plan_concat(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
@@ -48,6 +33,6 @@ fn plan_concat(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
         ("ldb", b.stride()),
         ("ldy", y.stride()),
     ];
-    let grid = [y.rows(1), Extent::Fixed(y.tensor.row_len().div_ceil(PANEL) as u32), Extent::ONE];
+    let grid = [y.rows(1), panels(y.tensor.row_len(), PANEL), Extent::ONE];
     Ok(plan.launch("concat", grid, &arguments)?)
 }

@@ -7,14 +7,8 @@ use tokenspeed_backend_api::{
     sdk::{Fault, Support},
 };
 
-use super::{BoundOp, OpEntry, int};
-use crate::{
-    kernel::{Extent, Plan},
-    settings::Settings,
-};
-
-/// Columns per work-group, the kernel's `B`.
-const PANEL: usize = 1024;
+use super::{BoundOp, OpEntry, elementwise::row_to_row};
+use crate::{kernel::Plan, settings::Settings};
 
 /// How kernel names call the formats without blocks.
 pub(super) fn format_name(dtype: DType) -> Option<&'static str> {
@@ -41,19 +35,5 @@ fn support(op: &OpDesc, _: &Settings) -> Support {
 
 fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let [x, y] = op.operands else { unreachable!("checked") };
-    let [word, fixed] = x.count();
-    let d = x.tensor.row_len();
-    let grid = [x.rows(1), Extent::Fixed(d.div_ceil(PANEL) as u32), Extent::ONE];
-    let arguments = [
-        op.step(),
-        word,
-        fixed,
-        ("x", x.pointer()),
-        ("y", y.pointer()),
-        ("D", int(d)),
-        ("ldx", x.stride()),
-        ("ldy", y.stride()),
-    ];
-    let kernel = kernel(x.tensor.dtype, y.tensor.dtype).expect("supported");
-    Ok(plan.launch(&kernel, grid, &arguments)?)
+    row_to_row(op, plan, &kernel(x.tensor.dtype, y.tensor.dtype).expect("supported"), x, y)
 }

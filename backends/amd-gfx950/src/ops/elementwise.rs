@@ -7,14 +7,11 @@ use tokenspeed_backend_api::{
     sdk::{Fault, Support},
 };
 
-use super::{BoundOp, OpEntry, float, int};
+use super::{BoundOp, OpEntry, Operand, PANEL, float, int, panels};
 use crate::{
     kernel::{Argument, Extent, Plan},
     settings::Settings,
 };
-
-/// Columns per work-group, the kernels' `B`.
-const PANEL: usize = 1024;
 
 macro_rules! entries {
     ($($kind:ident: $plan:ident, $kernel:literal;)*) => {$(
@@ -44,9 +41,19 @@ inventory::submit! {
 
 fn unary(op: &BoundOp<'_>, plan: &mut Plan<'_>, kernel: &str) -> Result<(), Fault> {
     let [x, y] = op.operands else { unreachable!("checked") };
-    let [word, fixed] = x.count();
-    let d = x.tensor.row_len();
-    let grid = [x.rows(1), Extent::Fixed(d.div_ceil(PANEL) as u32), Extent::ONE];
+    row_to_row(op, plan, kernel, x, y)
+}
+
+/// A launch that makes each row of y from the row of x, column by column.
+pub(super) fn row_to_row(
+    op: &BoundOp<'_>,
+    plan: &mut Plan<'_>,
+    kernel: &str,
+    x: &Operand,
+    y: &Operand,
+) -> Result<(), Fault> {
+    let [word, fixed] = y.count();
+    let d = y.tensor.row_len();
     let arguments = [
         op.step(),
         word,
@@ -57,7 +64,7 @@ fn unary(op: &BoundOp<'_>, plan: &mut Plan<'_>, kernel: &str) -> Result<(), Faul
         ("ldx", x.stride()),
         ("ldy", y.stride()),
     ];
-    Ok(plan.launch(kernel, grid, &arguments)?)
+    Ok(plan.launch(kernel, [y.rows(1), panels(d, PANEL), Extent::ONE], &arguments)?)
 }
 
 fn binary(op: &BoundOp<'_>, plan: &mut Plan<'_>, kernel: &str) -> Result<(), Fault> {
@@ -73,7 +80,7 @@ fn launch(op: &BoundOp<'_>, plan: &mut Plan<'_>, kernel: &str, more: &[(&str, Ar
     let [a, b, y] = op.operands else { unreachable!("checked") };
     let [word, fixed] = a.count();
     let d = a.tensor.row_len();
-    let grid = [a.rows(1), Extent::Fixed(d.div_ceil(PANEL) as u32), Extent::ONE];
+    let grid = [a.rows(1), panels(d, PANEL), Extent::ONE];
     let arguments = [
         op.step(),
         word,

@@ -16,7 +16,6 @@ use tokenspeed_backend_api::{
     graph::Vary,
     op::OpKind,
     sdk::{Fault, Support},
-    support::Rounding,
 };
 
 use super::{BoundOp, OpEntry, Operand, float, int};
@@ -64,7 +63,7 @@ fn form(dtype: DType, settings: &Settings) -> Option<String> {
         DType::Mxfp4 => "mxfp4",
         _ => return None,
     };
-    Some(format!("{weights}_{}", if settings.precision == Precision::F32 { "f32" } else { "bf16" }))
+    Some(format!("{weights}_{}", settings.factors()))
 }
 
 /// Routes per tile for so many tokens at most; `None` walks.
@@ -122,7 +121,7 @@ impl Scratch {
             at
         };
         let (routes, sorted) = (shape.routes(), shape.tokens > WALKED);
-        let each = if settings.precision == Precision::F32 { 4 } else { 2 };
+        let each = settings.factor_bytes();
         let hidden = area(routes * shape.hidden * each);
         let rounded = area(if whole_steps(shape, dtype, settings) { shape.tokens * shape.width * 2 } else { 0 });
         // Programs of fewer tokens have wider panels.
@@ -155,10 +154,7 @@ fn support(op: &OpDesc, settings: &Settings) -> Support {
     }
     let name =
         if whole_steps(&shape, w1.dtype, settings) { "experts_mxfp4".to_string() } else { format!("experts_{form}") };
-    let mut support = Support::yes(name);
-    if settings.precision == Precision::Bf16 {
-        support.rounding = Rounding::Bf16;
-    }
+    let mut support = settings.rounded(Support::yes(name));
     support.workspace_bytes = Scratch::new(&shape, w1.dtype, settings).bytes as u64;
     support
 }

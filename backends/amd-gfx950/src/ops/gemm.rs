@@ -17,30 +17,27 @@ use crate::{
 };
 
 /// Layout of a weight expanded to bf16.
-pub(super) const AS_BF16: u32 = 1;
+const AS_BF16: u32 = 1;
 /// Layout of a weight expanded to f32.
-pub(super) const AS_F32: u32 = 2;
+const AS_F32: u32 = 2;
 
 inventory::submit! { OpEntry { kind: OpKind::Gemm, support, plan, pack: Some(expand) } }
 
 fn support(op: &OpDesc, settings: &Settings) -> Support {
-    let w = &op.operands[1];
-    let mut support = Support::yes(match settings.precision {
-        Precision::Bf16 => "linear, bf16 factors",
-        Precision::F32 => "linear, f32 factors",
-    });
-    if settings.precision == Precision::Bf16 {
-        support.rounding = tokenspeed_backend_api::support::Rounding::Bf16;
-    }
-    support.pack = expanded(w.dtype, settings).map(|layout| {
-        let each = if layout == AS_BF16 { 2 } else { 4 };
-        Pack { operand: 1, layout, bytes: w.dims[0] * w.row_len() as u64 * each }
-    });
+    let mut support = settings.rounded(Support::yes(format!("linear, {} factors", settings.factors())));
+    support.pack = packing(op, 1, settings);
     support
 }
 
+/// What a weight whose values are factors of products is packed to at load; `None` if it is used as it is.
+pub(super) fn packing(op: &OpDesc, operand: usize, settings: &Settings) -> Option<Pack> {
+    let w = &op.operands[operand];
+    let bytes = w.dims[0] * w.row_len() as u64 * settings.factor_bytes() as u64;
+    expanded(w.dtype, settings).map(|layout| Pack { operand: operand as u32, layout, bytes })
+}
+
 /// The layout that a weight of this format is expanded to, `None` if it is used as it is.
-pub(super) fn expanded(dtype: DType, settings: &Settings) -> Option<u32> {
+fn expanded(dtype: DType, settings: &Settings) -> Option<u32> {
     match (dtype, settings.precision) {
         (DType::BF16, _) | (DType::F32, Precision::F32) => None,
         (_, Precision::Bf16) => Some(AS_BF16),
@@ -76,9 +73,10 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let [word, fixed] = x.count();
     let (n, k) = (w.tensor.dims[0], w.tensor.row_len());
     let (format, ldw) = stored(&w.tensor);
-    let (factors, largest) = match op.settings.precision {
-        Precision::Bf16 => ("bf16", (128, 128)),
-        Precision::F32 => ("f32", (64, 64)),
+    let factors = op.settings.factors();
+    let largest = match op.settings.precision {
+        Precision::Bf16 => (128, 128),
+        Precision::F32 => (64, 64),
     };
     let (bm, bn) = match op.capacity(x) {
         0..=16 => (16, 64),

@@ -8,7 +8,6 @@ use tokenspeed_backend_api::{
     catalogue::OpDesc,
     op::OpKind,
     sdk::{Fault, Support},
-    support::Rounding,
 };
 
 use super::{
@@ -17,7 +16,7 @@ use super::{
 };
 use crate::{
     kernel::{Argument, Extent, Plan},
-    settings::{Precision, Settings},
+    settings::Settings,
 };
 
 /// Tokens of a chunk.
@@ -34,13 +33,6 @@ pub(super) fn padded(keys: usize, values: usize) -> Option<usize> {
     [32, 128].into_iter().find(|most| keys.max(values) <= *most)
 }
 
-fn factor_bytes(settings: &Settings) -> usize {
-    match settings.precision {
-        Precision::Bf16 => 2,
-        Precision::F32 => 4,
-    }
-}
-
 /// Values per slot and head of `w`, `q`, `k`, `u`, `a`, in factors, behind them `decay` in f32.
 fn parts(padded: usize) -> [usize; 6] {
     let panel = CHUNK * padded;
@@ -53,10 +45,7 @@ fn support(op: &OpDesc, settings: &Settings) -> Support {
     let Some(size) = padded(keys, values) else {
         return Support::no(format!("heads of {keys} keys and {values} values, at most 128"));
     };
-    let mut support = kda::support(op, settings, "step");
-    if settings.precision == Precision::Bf16 {
-        support.rounding = Rounding::Bf16;
-    }
+    let mut support = settings.rounded(kda::support(op, settings, "step"));
     support.workspace_bytes = scratch_bytes(tokens, heads, size, settings) as u64;
     support
 }
@@ -64,7 +53,7 @@ fn support(op: &OpDesc, settings: &Settings) -> Support {
 /// Scratch of a program of so many tokens and heads of a padded size.
 pub(super) fn scratch_bytes(tokens: usize, heads: usize, size: usize, settings: &Settings) -> usize {
     let [factors @ .., decay] = parts(size);
-    let bytes = factors.iter().sum::<usize>() * factor_bytes(settings) + decay * 4;
+    let bytes = factors.iter().sum::<usize>() * settings.factor_bytes() + decay * 4;
     if tokens < CHUNK { 0 } else { tokens.div_ceil(CHUNK) * heads * bytes }
 }
 
@@ -79,7 +68,7 @@ pub(super) fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let mut at = op.workspace;
     let [w, qs, ks, u, a, decay] = parts(size).map(|values| {
         let part = Argument::Pointer(at);
-        at += (slots * values * factor_bytes(op.settings)) as u64;
+        at += (slots * values * op.settings.factor_bytes()) as u64;
         part
     });
     let scratch = [("ws_w", w), ("ws_q", qs), ("ws_k", ks), ("ws_u", u), ("ws_a", a), ("ws_decay", decay)];
@@ -99,10 +88,7 @@ pub(super) fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
         ("ldg", g.stride()),
         ("ldb", beta.stride()),
     ];
-    let factors = match op.settings.precision {
-        Precision::Bf16 => "bf16",
-        Precision::F32 => "f32",
-    };
+    let factors = op.settings.factors();
     let heads = Extent::Fixed(heads as u32);
     let prepare = [&inputs[..], &scratch].concat();
     plan.launch(&format!("kda_prepare_{factors}_{size}"), [q.rows(CHUNK as u32), heads, Extent::ONE], &prepare)?;

@@ -10,7 +10,6 @@ use tokenspeed_backend_api::{
     op::{Attrs, OpKind},
     record::OpRecord,
     sdk::{Fault, OpView, Support, Tensor},
-    support::Rounding,
 };
 
 use super::{
@@ -22,7 +21,7 @@ use super::{
 };
 use crate::{
     kernel::{Extent, Plan},
-    settings::{Precision, Settings},
+    settings::Settings,
 };
 
 /// Head size and taps that the fused kernel is made for.
@@ -46,8 +45,8 @@ fn support(op: &OpDesc, settings: &Settings) -> Support {
         return Support::no(format!("heads of {dim}, at most 128"));
     };
     let mut support = Support::yes("kda_mix, in parts");
-    if settings.precision == Precision::Bf16 && tokens >= CHUNK && op.attrs.i[1] == 0 {
-        support.rounding = Rounding::Bf16;
+    if tokens >= CHUNK && op.attrs.i[1] == 0 {
+        support = settings.rounded(support);
     }
     let values = BETWEEN * value_bytes(tokens, y.row_len()) + value_bytes(tokens, heads);
     support.workspace_bytes = (values + kda_chunk::scratch_bytes(tokens, heads, size, settings)) as u64;

@@ -7,8 +7,7 @@ use tokenspeed_backend_api::{
     catalogue::OpDesc,
     dtype::DType,
     op::OpKind,
-    sdk::{Fault, Pack, Support},
-    support::Rounding,
+    sdk::{Fault, Support},
 };
 
 use super::{
@@ -16,10 +15,11 @@ use super::{
     convert::format_name,
     float, gemm, int,
     kda::{REQUESTS, VALUES},
+    panels,
 };
 use crate::{
     kernel::{Extent, Plan},
-    settings::{Precision, Settings},
+    settings::Settings,
 };
 
 /// Channels per work-group that moves windows, its kernel's `B`.
@@ -81,17 +81,9 @@ fn support(op: &OpDesc, settings: &Settings) -> Support {
     if d > SMALL && (d, gate_width) != (FULL, FULL as usize) {
         return Support::no(format!("heads of {d} with a gate of {gate_width}: at most {SMALL}, or {FULL} both"));
     }
-    let mut support = Support::yes(match settings.precision {
-        Precision::Bf16 => "kda_replay, bf16 factors of the gate",
-        Precision::F32 => "kda_replay, f32 factors of the gate",
-    });
-    if settings.precision == Precision::Bf16 {
-        support.rounding = Rounding::Bf16;
-    }
-    support.pack = gemm::expanded(wf.dtype, settings).map(|layout| {
-        let each = if layout == gemm::AS_BF16 { 2 } else { 4 };
-        Pack { operand: WF as u32, layout, bytes: wf.dims[0] * wf.row_len() as u64 * each }
-    });
+    let name = format!("kda_replay, {} factors of the gate", settings.factors());
+    let mut support = settings.rounded(Support::yes(name));
+    support.pack = gemm::packing(op, WF, settings);
     support
 }
 
@@ -99,10 +91,7 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let [record, _, wk, wv, wf, a_log, dt_bias, window, state] = op.operands else { unreachable!("checked") };
     let (heads, d, gate_width) = (a_log.tensor.dims[0], state.tensor.dims[3], wf.tensor.row_len());
     let (format, ldf) = gemm::stored(&wf.tensor);
-    let factors = match op.settings.precision {
-        Precision::Bf16 => "bf16",
-        Precision::F32 => "f32",
-    };
+    let factors = op.settings.factors();
     let [r, w] = [record, window].map(|x| format_name(x.tensor.dtype).expect("supported"));
     let (attrs, taps) = (op.op.attrs(), wk.tensor.dims[1]);
     let mut arguments = vec![
@@ -148,6 +137,6 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
         ("ldr", record.stride()),
         ("ldw", window.stride()),
     ];
-    let grid = [REQUESTS, Extent::Fixed((3 * channels).div_ceil(PANEL) as u32), Extent::ONE];
+    let grid = [REQUESTS, panels(3 * channels, PANEL), Extent::ONE];
     Ok(plan.launch(&format!("kda_replay_window_{r}_{w}"), grid, &arguments)?)
 }

@@ -7,8 +7,7 @@ use tokenspeed_backend_api::{
     catalogue::OpDesc,
     graph::Vary,
     op::OpKind,
-    sdk::{Fault, Pack, Support},
-    support::Rounding,
+    sdk::{Fault, Support},
 };
 
 use super::{
@@ -39,28 +38,9 @@ inventory::submit! {
 inventory::submit! { OpEntry { kind: OpKind::MlaAttention, support: attention, plan: plan_attention, pack: None } }
 inventory::submit! { OpEntry { kind: OpKind::MlaValue, support: project, plan: plan_value, pack: Some(gemm::expand) } }
 
-/// Factors of products in kernel names.
-fn factors(settings: &Settings) -> &'static str {
-    match settings.precision {
-        Precision::Bf16 => "bf16",
-        Precision::F32 => "f32",
-    }
-}
-
-fn rounded(mut support: Support, settings: &Settings) -> Support {
-    if settings.precision == Precision::Bf16 {
-        support.rounding = Rounding::Bf16;
-    }
-    support
-}
-
 fn project(op: &OpDesc, settings: &Settings) -> Support {
-    let mut support = rounded(Support::yes(format!("mla_project, {} factors", factors(settings))), settings);
-    let w = &op.operands[1];
-    support.pack = gemm::expanded(w.dtype, settings).map(|layout| {
-        let each = if layout == gemm::AS_BF16 { 2 } else { 4 };
-        Pack { operand: 1, layout, bytes: w.dims[0] * w.row_len() as u64 * each }
-    });
+    let mut support = settings.rounded(Support::yes(format!("mla_project, {} factors", settings.factors())));
+    support.pack = gemm::packing(op, 1, settings);
     support
 }
 
@@ -82,11 +62,11 @@ fn attention(op: &OpDesc, settings: &Settings) -> Support {
     };
     match Split::new(&shape, settings) {
         Some(split) => {
-            let mut support = rounded(Support::yes("mla_decode, bf16 factors"), settings);
+            let mut support = settings.rounded(Support::yes("mla_decode, bf16 factors"));
             support.workspace_bytes = split.workspace_bytes();
             support
         }
-        None => rounded(Support::yes(format!("mla_attention, {} factors", factors(settings))), settings),
+        None => settings.rounded(Support::yes(format!("mla_attention, {} factors", settings.factors()))),
     }
 }
 
@@ -154,7 +134,7 @@ fn plan_project(op: &BoundOp<'_>, plan: &mut Plan<'_>, p: &Projection) -> Result
     let (format, ldw) = gemm::stored(&w.tensor);
     let bm = if op.capacity(x) <= 16 { 16 } else { 64 };
     let ragged = if p.n.is_multiple_of(PANEL) && p.k.is_multiple_of(PANEL) { "" } else { "_ragged" };
-    let kernel = format!("mla_{}_{format}_{}_{bm}{ragged}", p.name, factors(op.settings));
+    let kernel = format!("mla_{}_{format}_{}_{bm}{ragged}", p.name, op.settings.factors());
     let arguments = [
         op.step(),
         word,
@@ -202,7 +182,7 @@ fn plan_attention(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     ];
     let size = size(width, rank);
     let format = format_name(cache.tensor.dtype).expect("a cache format");
-    let kernel = format!("mla_attention_{format}_{}_{size}", factors(op.settings));
+    let kernel = format!("mla_attention_{format}_{}_{size}", op.settings.factors());
     // ceil(tokens * heads / PAIRS), where both sides of the fraction are cut by what they share.
     let shared = 1 << heads.trailing_zeros().min(PAIRS.trailing_zeros());
     let groups = Extent::Per { count: Vary::Tokens, each: (PAIRS / shared) as u32, times: (heads / shared) as u32 };

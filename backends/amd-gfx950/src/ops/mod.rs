@@ -103,6 +103,14 @@ impl Operand {
     }
 }
 
+/// Columns per work-group of kernels that take a row in panels, their `B`, where they state no other.
+pub const PANEL: usize = 1024;
+
+/// A grid axis with a work-group for every `each` columns.
+pub fn panels(columns: usize, each: usize) -> Extent {
+    Extent::Fixed(columns.div_ceil(each) as u32)
+}
+
 /// A size as a kernel argument; sizes beyond 31 bits were refused by [`small`].
 pub fn int(n: usize) -> Argument {
     Argument::I32(i32::try_from(n).expect("support refused sizes beyond 31 bits"))
@@ -148,11 +156,6 @@ impl BoundOp<'_> {
 
     /// Most entries of what `vary` counts.
     pub fn capacity(&self, operand: &Operand) -> u32 {
-        match operand.tensor.vary {
-            Vary::Fixed => operand.tensor.dims[0] as u32,
-            Vary::Tokens => self.bucket.max_tokens,
-            Vary::Rows => self.bucket.max_rows,
-            Vary::LogitRows => self.bucket.max_logit_rows,
-        }
+        self.bucket.most(operand.tensor.vary).unwrap_or(operand.tensor.dims[0] as u32)
     }
 }

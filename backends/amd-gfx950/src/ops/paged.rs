@@ -4,17 +4,14 @@ use tokenspeed_backend_api::{
     catalogue::OpDesc,
     op::OpKind,
     sdk::{Fault, Support},
-    support::Rounding,
 };
 
-use super::{BoundOp, OpEntry, convert::format_name, float, int};
+use super::{BoundOp, OpEntry, PANEL, convert::format_name, float, int, panels};
 use crate::{
     kernel::{Extent, Plan},
     settings::{Precision, Settings},
 };
 
-/// Columns per work-group of `kv_write`, the kernel's `B`.
-const PANEL: usize = 1024;
 /// Largest head that the attention kernels hold in registers.
 const HEAD_MAX: u64 = 128;
 /// Rows of a tile of queries for steps of a few tokens, and for others.
@@ -44,7 +41,7 @@ fn plan_write(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
         ("ldx", x.stride()),
     ];
     let kernel = format!("kv_write_{}", format_name(cache.tensor.dtype).expect("supported"));
-    Ok(plan.launch(&kernel, [x.rows(1), Extent::Fixed(width.div_ceil(PANEL) as u32), Extent::ONE], &arguments)?)
+    Ok(plan.launch(&kernel, [x.rows(1), panels(width, PANEL), Extent::ONE], &arguments)?)
 }
 
 fn support(op: &OpDesc, settings: &Settings) -> Support {
@@ -58,11 +55,7 @@ fn support(op: &OpDesc, settings: &Settings) -> Support {
     if k.dtype != v.dtype || format_name(k.dtype).is_none() {
         return Support::no(format!("keys are {}, values are {}", k.dtype, v.dtype));
     }
-    let mut support = Support::yes("paged_attention");
-    if settings.precision == Precision::Bf16 {
-        support.rounding = Rounding::Bf16;
-    }
-    support
+    settings.rounded(Support::yes("paged_attention"))
 }
 
 fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
@@ -71,11 +64,9 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let (kv_heads, dv) = (k.tensor.dims[2], v.tensor.dims[3]);
     let group = heads / kv_heads;
     let padded = group.next_power_of_two() as u32;
-    let (factors, rows) = match (op.settings.precision, op.bucket.max_tokens <= 2 * op.bucket.max_rows) {
-        (Precision::F32, _) => ("f32", ROWS[0]),
-        (Precision::Bf16, true) => ("bf16", ROWS[0]),
-        (Precision::Bf16, false) => ("bf16", ROWS[1]),
-    };
+    let is_short = op.bucket.max_tokens <= 2 * op.bucket.max_rows;
+    let factors = op.settings.factors();
+    let rows = if op.settings.precision == Precision::F32 || is_short { ROWS[0] } else { ROWS[1] };
     let wide = if d.max(dv) <= 64 { 64 } else { 128 };
     let format = format_name(k.tensor.dtype).expect("supported");
     let arguments = [

@@ -7,7 +7,7 @@ use tokenspeed_backend_api::{
     sdk::{Fault, Support},
 };
 
-use super::{BoundOp, OpEntry, convert::format_name, int};
+use super::{BoundOp, OpEntry, convert::format_name, int, panels};
 use crate::{
     kernel::{Extent, Plan},
     settings::Settings,
@@ -53,6 +53,6 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
         ("ldyv", yv.stride()),
     ];
     let kernel = kernel(window.tensor.dtype, op.op.attrs().i[0] == 1);
-    let grid = [q.rows(1), Extent::Fixed(channels.div_ceil(PANEL) as u32), Extent::Fixed(3)];
+    let grid = [q.rows(1), panels(channels, PANEL), Extent::Fixed(3)];
     Ok(plan.launch(&kernel, grid, &arguments)?)
 }

@@ -8,14 +8,12 @@ use tokenspeed_backend_api::{
     sdk::{Fault, OpView, Pack, Support},
 };
 
-use super::{BoundOp, OpEntry, convert::format_name, int};
+use super::{BoundOp, OpEntry, PANEL, convert::format_name, int, panels};
 use crate::{
     kernel::{Extent, Plan},
     settings::Settings,
 };
 
-/// Columns per work-group, the kernels' `B`.
-const PANEL: usize = 1024;
 /// Layout of a table whose block format was expanded to f32 at load.
 const EXPANDED: u32 = 1;
 
@@ -86,7 +84,7 @@ fn plan_embedding(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
         ("ldt", stride),
         ("ldy", y.stride()),
     ];
-    let grid = [y.rows(1), Extent::Fixed(d.div_ceil(PANEL) as u32), Extent::ONE];
+    let grid = [y.rows(1), panels(d, PANEL), Extent::ONE];
     Ok(plan.launch(&format!("embedding_{format}"), grid, &arguments)?)
 }
 
@@ -95,6 +93,6 @@ fn plan_gather(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let d = y.tensor.row_len();
     let arguments =
         [op.step(), ("x", x.pointer()), ("y", y.pointer()), ("D", int(d)), ("ldx", x.stride()), ("ldy", y.stride())];
-    let grid = [y.rows(1), Extent::Fixed(d.div_ceil(PANEL) as u32), Extent::ONE];
+    let grid = [y.rows(1), panels(d, PANEL), Extent::ONE];
     Ok(plan.launch("row_gather", grid, &arguments)?)
 }
