@@ -4,8 +4,8 @@
 //! has the device has it alone, so nothing is shared and nothing can race. A step that the device samples leaves the device
 //! with its thread, and comes back with copies of the few words that were sampled: the step behind it can then be waiting in
 //! the channel, and starts without anybody's help. So there are two turns, and the channels never hold more than two.
-//! The next turn that is not sampled brings the device home. Every pass runs on this one thread, as device runtimes with a per-thread current device
-//! need.
+//! The next turn that is not sampled brings the device home. Every pass runs on this one thread, as device runtimes with a
+//! per-thread current device need.
 //!
 //! Rejected: the engine thread launching and polling a queue, which works only for devices that run on their own, and
 //! the CPU backend computes in the call. Rejected too: a device that never leaves its thread. The host's sampler reads logits
