@@ -9,6 +9,7 @@ mod fault;
 mod gemm;
 mod header;
 mod mla;
+mod moe_edges;
 mod mutation;
 mod probe;
 mod replay;
