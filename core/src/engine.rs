@@ -323,6 +323,10 @@ impl EngineState {
     /// step in flight has been taken in. False, and nothing happens, if the id is unknown or has ended.
     pub fn abort(&mut self, id: RequestId, deliver: &mut Deliver<'_>) -> bool {
         let usage = if let Some(waiting) = self.queues.take_waiting(id) {
+            #[cfg(debug_assertions)]
+            if seeded!(AbortEndsTheLoad) {
+                self.memory.give_up_loads();
+            }
             let usage = waiting.body().usage();
             self.cancel(waiting);
             usage
@@ -533,7 +537,7 @@ impl EngineState {
     pub fn flush_cache(&mut self) -> Result<u32, FlushError> {
         let (requests, copies) =
             (self.queues.running.len() + self.queues.iter_waiting().count(), self.memory.n_copies());
-        if requests > 0 && !seeded!(FlushIgnoresRunningRequests) || copies > 0 {
+        if requests > 0 && !seeded!(FlushIgnoresRunningRequests) || copies > 0 && !seeded!(FlushIgnoresCopies) {
             return Err(FlushError { requests, copies });
         }
         Ok(self.memory.flush())
@@ -545,12 +549,11 @@ impl EngineState {
         self.memory.next_copy()
     }
 
-    /// A copy has ended; `false` if it failed or is not what was stored.
-    ///
-    /// # Panics
-    /// If it has ended before.
-    pub fn copied(&mut self, id: u32, is_ok: bool) {
-        if let Some(load) = self.memory.copied(id, is_ok) {
+    /// A copy has ended; `false` if it failed or is not what was stored. Nothing happens if it has ended before, or if there
+    /// is no such order.
+    pub fn copied(&mut self, id: u64, is_ok: bool) {
+        let over = self.memory.copied(id, is_ok);
+        if let Some(load) = over.filter(|_| !seeded!(LoadWakesNobody)) {
             self.queues.loaded(load);
         }
     }

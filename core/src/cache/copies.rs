@@ -8,7 +8,8 @@
 //! * Nothing is visible before its copy has ended well. A copy that has not is a miss: its unit is forgotten, the request
 //!   computes its tokens, and the failure is counted.
 //!
-//! Orders end in any order, each once. Rejected: holding pages while they are stored; a held page in the middle of an idle
+//! Orders end in any order, each once: whoever carries them out may say so twice, and what is said again, or of no order, is
+//! not heard. Rejected: holding pages while they are stored; a held page in the middle of an idle
 //! path blocks the eviction of all pages before it.
 
 use std::collections::VecDeque;
@@ -22,6 +23,8 @@ use super::{
     pool::{Handle, Page, StateSlot},
     tier::Unit,
 };
+use crate::bug::seeded;
+
 /// One end of a copy on the device, the other in host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ends {
@@ -44,8 +47,8 @@ pub enum Direction {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "an order that is not carried out keeps its memory"]
 pub struct CopyOrder {
-    /// Number, to tell how it ended.
-    pub id: u32,
+    /// Number, to tell how it ended; never used again.
+    pub id: u64,
     /// Which way.
     pub direction: Direction,
     /// Name of the page's whole history: what is in host memory under another name is something else.
@@ -107,6 +110,8 @@ struct Load {
 #[derive(Debug, Default)]
 pub(super) struct Copies {
     flights: Vec<Option<Flight>>,
+    /// `[flight]`: how many there were in this place before.
+    earlier: Vec<u32>,
     free: Vec<u32>,
     loads: Vec<Option<Load>>,
     /// Loads go first: somebody waits for them.
@@ -120,6 +125,7 @@ impl Copies {
         let n = if has_host { STORES_MAX } else { 0 };
         Self {
             flights: Vec::with_capacity(n),
+            earlier: Vec::with_capacity(n),
             free: Vec::with_capacity(n),
             orders: [VecDeque::new(), VecDeque::with_capacity(n)],
             ..Self::default()
@@ -134,10 +140,28 @@ impl Copies {
             }
             None => {
                 self.flights.push(Some(flight));
+                self.earlier.push(0);
                 self.free.reserve(self.flights.len());
                 self.flights.len() as u32 - 1
             }
         }
+    }
+
+    /// The number of the order in a place.
+    fn order_id(&self, at: u32) -> u64 {
+        u64::from(self.earlier[at as usize]) << 32 | u64::from(at)
+    }
+
+    /// The copy of an order leaves its place; `None` if it has left before or never was.
+    fn end(&mut self, id: u64) -> Option<Flight> {
+        let at = id as u32;
+        if !seeded!(CopyEndsTwice) && self.earlier.get(at as usize) != Some(&((id >> 32) as u32)) {
+            return None;
+        }
+        let flight = self.flights[at as usize].take()?;
+        self.earlier[at as usize] = self.earlier[at as usize].wrapping_add(1);
+        self.free.push(at);
+        Some(flight)
     }
 
     fn loads(&self) -> impl Iterator<Item = &Load> + Clone {
@@ -222,10 +246,11 @@ impl Memory {
             let state = state.map(|((slot, _), host)| Ends { device: slot, host: host.index() });
             let host = unit.page.index();
             let flight = Flight::Store { node: Some(at), unit, snapshot: snapshot.map(|(_, number)| number) };
-            let id = self.copies.take_off(flight);
+            let place = self.copies.take_off(flight);
+            let id = self.copies.order_id(place);
             self.copies.n_stores += 1;
             let node = self.index.node_mut(at);
-            node.store = id;
+            node.store = place;
             let device = node.page.as_ref().expect("it was let go on the device").index();
             let page = Some(Ends { device, host });
             self.copies.orders[1].push_back(CopyOrder {
@@ -235,6 +260,9 @@ impl Memory {
                 page,
                 state,
             });
+            if seeded!(CopyIsFoundBeforeItEnds) {
+                self.copied(id, true);
+            }
         }
     }
 
@@ -249,6 +277,9 @@ impl Memory {
         path: &[NodeId],
         margin: u32,
     ) -> Option<LoadId> {
+        if seeded!(NothingComesBack) {
+            return None;
+        }
         let mut whole = Vec::with_capacity(max_pages);
         self.index.find_anywhere(namespace, hashes, tokens, max_pages, &mut whole);
         let resumable = |memory: &Self, path: &[NodeId]| {
@@ -281,7 +312,8 @@ impl Memory {
             self.copies.loads.push(None);
             self.copies.loads.len() - 1
         }) as u32;
-        let held: Vec<PageRef> = whole[..n_held].iter().map(|&node| self.index.pin(node)).collect();
+        let held = if seeded!(LoadHoldsNothing) { &[] } else { &whole[..n_held] };
+        let held: Vec<PageRef> = held.iter().map(|&node| self.index.pin(node)).collect();
         let fetched = whole[n_held..].iter().copied().chain((wants_state && n_pages == 0).then_some(last));
         let fetched: Vec<u32> = fetched.map(|node| node.0).collect();
         for &node in &fetched {
@@ -292,7 +324,8 @@ impl Memory {
         for (item, node) in fetched.into_iter().enumerate() {
             let page = (n_pages > 0).then(|| self.take_page().expect("counted as available"));
             let state = (wants_state && node == last.0).then(|| self.take_state().expect("counted as available"));
-            let id = self.copies.take_off(Flight::Load { load, item });
+            let place = self.copies.take_off(Flight::Load { load, item });
+            let id = self.copies.order_id(place);
             let source = self.index.node(node);
             let unit = source.unit.as_ref().expect("it is in host memory");
             let host_state = unit.state.as_ref().map(Handle::index);
@@ -311,12 +344,12 @@ impl Memory {
         Some(LoadId(load))
     }
 
-    /// A copy has ended, well or not. The load that is over with it, if one is.
-    pub fn copied(&mut self, id: u32, is_ok: bool) -> Option<LoadId> {
+    /// A copy has ended, well or not; nothing happens if that was said before. The load that is over with it, if one is.
+    pub fn copied(&mut self, id: u64, is_ok: bool) -> Option<LoadId> {
         self.void_stores();
-        let flight = self.copies.flights[id as usize].take().expect("each copy ends once");
-        self.copies.free.push(id);
+        let flight = self.copies.end(id)?;
         self.copies.counts.failed += u64::from(!is_ok);
+        let is_ok = is_ok || seeded!(FailedCopyIsBelieved);
         match flight {
             Flight::Store { node, unit, snapshot } => {
                 self.copies.n_stores -= 1;
@@ -340,8 +373,10 @@ impl Memory {
 
     /// Copies whose page left the device meanwhile are not believed.
     fn void_stores(&mut self) {
-        while let Some(id) = self.index.void_stores.pop() {
-            if let Some(Some(Flight::Store { node, .. })) = self.copies.flights.get_mut(id as usize) {
+        while let Some(place) = self.index.void_stores.pop() {
+            if let Some(Some(Flight::Store { node, .. })) = self.copies.flights.get_mut(place as usize)
+                && !seeded!(VoidCopyIsBelieved)
+            {
                 *node = None;
             }
         }
@@ -354,7 +389,8 @@ impl Memory {
             return;
         };
         index.node_mut(at).store = NONE;
-        let still_there = snapshot.is_none_or(|number| index.snapshots.get(at).is_some_and(|(_, now)| now == number));
+        let is_same = |number| index.snapshots.get(at).is_some_and(|(_, now)| now == number);
+        let still_there = seeded!(StateGivenUpMeanwhileIsKept) || snapshot.is_none_or(is_same);
         // A unit that a load reads is not exchanged.
         if is_ok && still_there && index.node(at).load == NONE {
             self.copies.counts.stored += 1;
@@ -380,13 +416,15 @@ impl Memory {
             if !is_ok && bad.is_none() {
                 bad = Some(node);
             }
-            let is_usable = bad.is_none();
+            let is_usable = bad.is_none() || seeded!(PagesBehindAGapCount) && is_ok;
             if let Some(page) = page {
                 if !is_usable {
                     self.pages.give(page);
                 } else if self.index.node(node).page.is_some() {
                     // Computed meanwhile.
-                    self.pages.give(page);
+                    if !seeded!(PageLoadedInVainIsLost) {
+                        self.pages.give(page);
+                    }
                     held.push(self.index.pin(NodeId(node)));
                 } else {
                     self.copies.counts.loaded += 1;
@@ -401,13 +439,20 @@ impl Memory {
                 }
             }
         }
-        if let Some(node) = bad {
+        if let Some(node) = bad.filter(|_| !seeded!(BadCopyIsKept)) {
             self.index.drop_bad_unit(node);
         }
         for page in held.into_iter().rev() {
             self.index.unpin(page);
         }
         self.releases += 1;
+    }
+
+    /// What a seeded bug does when a request that waits for a load is aborted.
+    #[cfg(debug_assertions)]
+    pub(crate) fn give_up_loads(&mut self) {
+        let items = self.copies.loads.iter_mut().flatten().flat_map(|load| &mut load.items);
+        items.filter_map(|item| item.page.take()).for_each(|page| self.pages.give(page));
     }
 
     /// (pages, states) in host memory and in all: used, total.

@@ -32,9 +32,43 @@ pub fn hunt(bug: Bug, from: u64, seeds: u64) -> Option<Found> {
     })
 }
 
+/// Listed before what finds them is there.
+pub const TO_COME: &[Bug] = &[
+    Bug::CopyIsFoundBeforeItEnds,
+    Bug::FailedCopyIsBelieved,
+    Bug::VoidCopyIsBelieved,
+    Bug::StateGivenUpMeanwhileIsKept,
+    Bug::CopyEndsTwice,
+    Bug::PagesBehindAGapCount,
+    Bug::PageLoadedInVainIsLost,
+    Bug::BadCopyIsKept,
+    Bug::ChecksumIsNotLookedAt,
+    Bug::LoadHoldsNothing,
+    Bug::AbortEndsTheLoad,
+    Bug::LoadWakesNobody,
+    Bug::NothingComesBack,
+    Bug::FlushLeavesHostMemory,
+    Bug::FlushIgnoresCopies,
+    Bug::FirstWaitsForAnothersLoad,
+    Bug::LongestPrefillGoesFirst,
+    Bug::OvertakenForEver,
+    Bug::NewGoesBeforeReturning,
+    Bug::CoalescingHasNoBound,
+    Bug::CoalescingHoldsWithoutWork,
+    Bug::RefusalCountsWhoeverWaits,
+    Bug::BurstSlipsThrough,
+    Bug::MaskOfTheFirstRowForAll,
+    Bug::GuessStaysInTheGrammar,
+    Bug::WholeAnswerGoesOn,
+    Bug::FailureAheadEndsTheAnswer,
+];
+
 /// The checks that may find a bug first, as in `docs/reliability.md`.
 pub fn expected(bug: Bug) -> &'static [Check] {
-    use Check::{Assertion, Baseline, Conservation, Events, Heard, Hit, Order, Page, State, Step, Table, Thrash};
+    use Check::{
+        Assertion, Baseline, Conservation, Events, Heard, Hit, Order, Page, Progress, Refusal, State, Step, Table,
+        Thrash, Tier,
+    };
     match bug {
         Bug::JointMatchTakesPagesOnly
         | Bug::WholePromptIsReused
@@ -81,6 +115,27 @@ pub fn expected(bug: Bug) -> &'static [Check] {
         | Bug::FirstTokenIsNotPenalised
         | Bug::CachedTokensAreOverwritten => &[Heard],
         Bug::RemovalIsNotAnnounced | Bug::AnnouncedParentIsWrong => &[Events],
+        Bug::CopyIsFoundBeforeItEnds | Bug::BadCopyIsKept => &[Tier],
+        Bug::FailedCopyIsBelieved => &[Tier, Page, State],
+        Bug::VoidCopyIsBelieved | Bug::LoadHoldsNothing => &[Assertion, Conservation, Tier, Page],
+        Bug::StateGivenUpMeanwhileIsKept => &[State],
+        Bug::CopyEndsTwice => &[Tier, Page, State, Assertion],
+        Bug::PagesBehindAGapCount => &[Conservation, Assertion],
+        Bug::PageLoadedInVainIsLost => &[Conservation],
+        Bug::ChecksumIsNotLookedAt => &[Page, State],
+        Bug::AbortEndsTheLoad => &[Page, Table, Conservation],
+        Bug::LoadWakesNobody => &[Progress, Assertion],
+        Bug::NothingComesBack => &[Hit],
+        Bug::FlushLeavesHostMemory | Bug::FlushIgnoresCopies => &[Baseline, Assertion, Events],
+        Bug::FirstWaitsForAnothersLoad => &[Tier],
+        Bug::LongestPrefillGoesFirst
+        | Bug::OvertakenForEver
+        | Bug::NewGoesBeforeReturning
+        | Bug::CoalescingHasNoBound => &[Order],
+        Bug::CoalescingHoldsWithoutWork => &[Order, Assertion],
+        Bug::RefusalCountsWhoeverWaits | Bug::BurstSlipsThrough => &[Refusal],
+        Bug::MaskOfTheFirstRowForAll => &[Heard, Assertion],
+        Bug::GuessStaysInTheGrammar | Bug::WholeAnswerGoesOn | Bug::FailureAheadEndsTheAnswer => &[Heard],
         Bug::HeldPageIsEvicted | Bug::ReleaseStartsAtTheFront => &[Conservation, Assertion],
     }
 }

@@ -16,7 +16,7 @@ impl Scheduler {
     pub(super) fn holds(&self, now_ns: u64, queues: &Queues, budget: &Budget) -> bool {
         let is_prefilling = |r: &Running| matches!(r, Running::Prefilling(_)) && r.parts().1.planned > 0;
         let has_work = queues.iter_running().any(|running| running.parts().1.planned > 0);
-        if !has_work || queues.iter_running().any(is_prefilling) {
+        if (!has_work || queues.iter_running().any(is_prefilling)) && !seeded!(CoalescingHoldsWithoutWork) {
             return false;
         }
         let mut waiters = queues.waiting.iter().filter_map(|waiting| {
@@ -58,7 +58,7 @@ impl Scheduler {
             }
             self.find_prefix(body, memory);
             if let Some(load) = self.load(body, memory, queues.running.len() as u32) {
-                queues.load(load);
+                queues.load(at, load);
                 continue;
             }
             let n_found = self.path.len() as u32;
