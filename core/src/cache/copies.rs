@@ -288,9 +288,8 @@ impl Memory {
         };
         whole.truncate(resumable(self, &whole));
         let index = &self.index;
-        if whole.len() > path.len()
-            && let Some(node) = whole.iter().find(|node| index.node(node.0).load != NONE)
-        {
+        // A page on the device that somebody waits for all the same is nothing to wait for.
+        if let Some(node) = whole.iter().skip(path.len()).find(|node| index.node(node.0).load != NONE) {
             return Some(LoadId(index.node(node.0).load));
         }
         // As far as there is room for it.
@@ -406,17 +405,17 @@ impl Memory {
     /// All copies of a load have ended: what arrived whole, from the front on, can be found.
     fn loaded(&mut self, load: Load) {
         let Load { mut held, items, .. } = load;
-        let mut bad = None;
+        let mut bad = Vec::new();
         for item in items.iter().rev() {
             // Deepest first, as pages leave the device.
             self.index.node_mut(item.node).load = NONE;
             self.index.list_unit(item.node);
         }
         for Item { node, page, state, is_ok } in items {
-            if !is_ok && bad.is_none() {
-                bad = Some(node);
+            if !is_ok {
+                bad.push(node);
             }
-            let is_usable = bad.is_none() || seeded!(PagesBehindAGapCount) && is_ok;
+            let is_usable = bad.is_empty() || seeded!(PagesBehindAGapCount) && is_ok;
             if let Some(page) = page {
                 if !is_usable {
                     self.pages.give(page);
@@ -439,7 +438,8 @@ impl Memory {
                 }
             }
         }
-        if let Some(node) = bad.filter(|_| !seeded!(BadCopyIsKept)) {
+        // Deepest first: with a page goes what continues it.
+        for node in bad.into_iter().rev().filter(|_| !seeded!(BadCopyIsKept)) {
             self.index.drop_bad_unit(node);
         }
         for page in held.into_iter().rev() {

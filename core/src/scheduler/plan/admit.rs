@@ -14,7 +14,8 @@ impl Scheduler {
 
     /// Whether the policy keeps new requests waiting. There must be other work, and no prefill they could go along with.
     pub(super) fn holds(&self, now_ns: u64, queues: &Queues, budget: &Budget) -> bool {
-        let is_prefilling = |r: &Running| matches!(r, Running::Prefilling(_)) && r.parts().1.planned > 0;
+        // Also one that has no part in the step yet: it gets what the policy's favourites leave.
+        let is_prefilling = |running: &Running| matches!(running, Running::Prefilling(_));
         let has_work = queues.iter_running().any(|running| running.parts().1.planned > 0);
         if (!has_work || queues.iter_running().any(is_prefilling)) && !seeded!(CoalescingHoldsWithoutWork) {
             return false;
