@@ -249,7 +249,7 @@ impl<'s> Simulation<'s> {
         self.give_up(true)?;
         for mut job in masks {
             // Half of them are left to the engine.
-            if self.outcome.tally.lent_masks % 2 == 0 {
+            if self.outcome.tally.lent_masks.is_multiple_of(2) {
                 job.run();
             }
             self.outcome.tally.lent_masks += 1;

@@ -11,12 +11,22 @@ use tokenspeed_core::{
 
 use crate::check::{Check, Failure, ensure};
 
+/// A block as it was announced.
+#[derive(Debug)]
+struct Block {
+    /// What it continues.
+    parent: Option<u64>,
+    /// Who can find it, if it is the first of a text.
+    salt: Option<Arc<str>>,
+    tokens: Vec<u32>,
+}
+
 /// A reader of the engine's block events.
 #[derive(Debug, Default)]
 pub(super) struct Told {
     mirror: Mirror,
-    /// What each block continues; who can find it, if it is the first of a text; its tokens.
-    texts: BTreeMap<u64, (Option<u64>, Option<Arc<str>>, Vec<u32>)>,
+    /// By name.
+    texts: BTreeMap<u64, Block>,
     next: u64,
 }
 
@@ -33,7 +43,7 @@ impl Told {
             fits.map_err(|what| Failure::new(Check::Events, format!("tick {tick}: {what}")))?;
             match event {
                 BlockEvent::Stored { hash, parent, tokens, salt, .. } => {
-                    self.texts.insert(hash, (parent, salt, tokens));
+                    self.texts.insert(hash, Block { parent, salt, tokens });
                 }
                 BlockEvent::Removed { .. } => {}
                 BlockEvent::Cleared => self.texts.clear(),
@@ -58,9 +68,9 @@ impl Told {
         let is_on_device = |hash| self.mirror.blocks.contains_key(&(Tier::Device, hash));
         let is_anywhere = |hash| is_on_device(hash) || self.mirror.blocks.contains_key(&(Tier::Host, hash));
         for page in text[..text.len() - 1].chunks_exact(page_tokens as usize) {
-            let continues = |(_, (before, salt, tokens)): &(&u64, &(Option<u64>, Option<Arc<str>>, Vec<u32>))| {
-                let is_same = before.is_some() || salt.as_deref() == request.cache_salt.as_deref();
-                *before == parent && is_same && tokens == page
+            let continues = |(_, block): &(&u64, &Block)| {
+                let is_same = parent.is_some() || block.salt.as_deref() == request.cache_salt.as_deref();
+                block.parent == parent && is_same && block.tokens == page
             };
             let Some(hash) = self.texts.iter().filter(continues).map(|(hash, _)| *hash).find(|h| is_anywhere(*h))
             else {
