@@ -169,6 +169,9 @@ typedef struct ts_queue ts_queue;
 
 #define TS_OP_KV_MOVE 14
 
+// Optional: without it the host samples, and ids are not relayed on the device.
+#define TS_OP_SAMPLE 15
+
 #define TS_OP_SLICE 16
 
 #define TS_OP_CONCAT 17
@@ -222,6 +225,8 @@ typedef struct ts_queue ts_queue;
 
 #define TS_OP_KDA_CHUNK 275
 
+#define TS_OP_KDA_MIX 276
+
 #define TS_SUPPORT_NO 0
 
 #define TS_SUPPORT_YES 1
@@ -237,6 +242,12 @@ typedef struct ts_queue ts_queue;
 
 #define TS_DETERMINISM_NONE 2
 
+// Sums and factors of products are f32 or better.
+#define TS_ROUNDING_F32 0
+
+// Factors of matrix products are rounded to bf16, sums are f32.
+#define TS_ROUNDING_BF16 1
+
 #define TS_NO_OPERAND 4294967295
 
 #define TS_IMPL_NAME_BYTES 64
@@ -248,6 +259,26 @@ typedef struct ts_queue ts_queue;
 #define TS_SEGMENT_CAPTURED 1
 
 #define TS_SEGMENT_PERSISTENT 2
+
+// Most alternatives that the op `sample` reports per row.
+#define TS_TOP_LOGPROBS_MAX 20
+
+// Values of column 0 of `chosen`, an output of the op `sample`.
+//
+// The row's record asked for nothing.
+#define TS_SAMPLED_NOTHING 0
+
+// Column 1 is the token id.
+#define TS_SAMPLED_TOKEN 1
+
+// A logit is NaN or +infinity; column 1 is the first such id.
+#define TS_SAMPLED_NOT_FINITE 2
+
+// Mask and biases leave no id.
+#define TS_SAMPLED_NOTHING_LEFT 3
+
+// The record names a slot or a handle that does not exist.
+#define TS_SAMPLED_BAD_RECORD 4
 
 // Result of every fallible entry: `TS_OK` or one of `TS_ERR_*`.
 typedef int32_t ts_status;
@@ -300,6 +331,10 @@ typedef struct ts_device_info {
     // 1: ops over paged caches honour `ts_step_row::branch_offset`.
     uint32_t branch_rows;
     struct ts_str name;
+    // 1: programs are faster prepared for few tokens (other kernels, captured launches), so the host prepares each for
+    // several buckets and runs the smallest that holds a step.
+    uint32_t bucketed;
+    uint32_t reserved;
 } ts_device_info;
 
 // A `--backend-option KEY=VALUE`. An unknown key or bad value is `TS_ERR_INVALID` naming it.
@@ -368,6 +403,9 @@ typedef struct ts_support {
     char implementation[TS_IMPL_NAME_BYTES];
     // Why the answer is NO, zero-terminated.
     char reason[TS_REASON_BYTES];
+    // `TS_ROUNDING_*`: what the op may round, which decides how near its result has to be.
+    uint32_t rounding;
+    uint32_t reserved;
 } ts_support;
 
 // Capacities a program is prepared for.
@@ -597,23 +635,43 @@ typedef struct ts_host {
     ts_status (*barrier)(void *context, struct ts_str name, uint32_t members, uint64_t timeout_ms);
 } ts_host;
 
-// Sampling record of one logit row (optional op `sample`).
+// Sampling record of one logit row (optional op `sample`): a step has none, or one per logit row. The order of the filters
+// and the formulas stand in the op's documentation.
+//
+// Handles are rows of the op's side tables, 0 = none. No two records of a step name the same relay slot or the same row of
+// `counts`.
 typedef struct ts_sample {
+    // 0 is greedy.
     float temperature;
+    // 1 = off.
     float top_p;
+    // 0 = off.
     float min_p;
+    // 1 = off. Penalties need counts.
     float repetition_penalty;
+    // 0 = off.
     float frequency_penalty;
+    // 0 = off.
     float presence_penalty;
+    // 0 = off.
     uint32_t top_k;
-    uint32_t n_top_logprobs;
+    // 0 = no log-probabilities; 1 + n = the token's own, its rank, and the n best, at most `TS_TOP_LOGPROBS_MAX`.
+    uint32_t n_logprobs;
+    // Key of the generator.
     uint64_t seed;
+    // Of the token to be sampled: how many come before it. First word of the generator's counter.
     uint32_t position;
+    // Second word of the generator's counter.
     uint32_t sample_index;
+    // Row of `counts`: per id how often it was generated, and bit 31 if it is in the text before that. The op counts the
+    // id it samples.
     uint32_t counts_handle;
+    // Row of `bias`: added to the logits.
     uint32_t bias_handle;
+    // Row of `mask`: bit `id % 32` of word `id / 32` allows an id.
     uint32_t mask_handle;
-    uint32_t reserved;
+    // Where the id goes; -1 is written if there is none. 0: the row is not sampled.
+    uint32_t relay_slot;
 } ts_sample;
 
 // Header of the parameter block, written once per step by the host and read by every op. Array offsets count bytes
@@ -661,7 +719,8 @@ typedef struct ts_step_row {
 
 // One token of a step.
 typedef struct ts_step_token {
-    // Token id, or `-(relay slot) - 1` for an id sampled on the device.
+    // Token id, or `-(relay slot) - 1` for an id sampled on the device, which `embedding` finds in its operand `relay`. Never
+    // negative for a program whose `embedding` has none.
     int32_t id;
     uint32_t position;
     // Index into the step's rows.

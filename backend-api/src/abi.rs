@@ -173,6 +173,10 @@ pub struct ts_device_info {
     /// 1: ops over paged caches honour `ts_step_row::branch_offset`.
     pub branch_rows: u32,
     pub name: ts_str,
+    /// 1: programs are faster prepared for few tokens (other kernels, captured launches), so the host prepares each for
+    /// several buckets and runs the smallest that holds a step.
+    pub bucketed: u32,
+    pub reserved: u32,
 }
 
 /// A `--backend-option KEY=VALUE`. An unknown key or bad value is `TS_ERR_INVALID` naming it.
@@ -291,6 +295,8 @@ pub const TS_OP_PAGED_ATTENTION: u32 = 11;
 pub const TS_OP_ROW_GATHER: u32 = 12;
 pub const TS_OP_KV_READ: u32 = 13;
 pub const TS_OP_KV_MOVE: u32 = 14;
+/// Optional: without it the host samples, and ids are not relayed on the device.
+pub const TS_OP_SAMPLE: u32 = 15;
 pub const TS_OP_SLICE: u32 = 16;
 pub const TS_OP_CONCAT: u32 = 17;
 pub const TS_OP_SIGMOID: u32 = 18;
@@ -318,6 +324,7 @@ pub const TS_OP_SIGMOID_MUL: u32 = 272;
 pub const TS_OP_GATED_RMSNORM: u32 = 273;
 pub const TS_OP_MLA_WRITE: u32 = 274;
 pub const TS_OP_KDA_CHUNK: u32 = 275;
+pub const TS_OP_KDA_MIX: u32 = 276;
 
 pub const TS_SUPPORT_NO: u32 = 0;
 pub const TS_SUPPORT_YES: u32 = 1;
@@ -329,6 +336,10 @@ pub const TS_DETERMINISM_BATCH_INVARIANT: u32 = 0;
 /// Same inputs and same batch, same bits.
 pub const TS_DETERMINISM_RUN_TO_RUN: u32 = 1;
 pub const TS_DETERMINISM_NONE: u32 = 2;
+/// Sums and factors of products are f32 or better.
+pub const TS_ROUNDING_F32: u32 = 0;
+/// Factors of matrix products are rounded to bf16, sums are f32.
+pub const TS_ROUNDING_BF16: u32 = 1;
 
 pub const TS_NO_OPERAND: u32 = 0xffff_ffff;
 pub const TS_IMPL_NAME_BYTES: usize = 64;
@@ -354,6 +365,9 @@ pub struct ts_support {
     pub implementation: [c_char; TS_IMPL_NAME_BYTES],
     /// Why the answer is NO, zero-terminated.
     pub reason: [c_char; TS_REASON_BYTES],
+    /// `TS_ROUNDING_*`: what the op may round, which decides how near its result has to be.
+    pub rounding: u32,
+    pub reserved: u32,
 }
 
 /// Capacities a program is prepared for.
@@ -477,7 +491,8 @@ pub struct ts_step_row {
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct ts_step_token {
-    /// Token id, or `-(relay slot) - 1` for an id sampled on the device.
+    /// Token id, or `-(relay slot) - 1` for an id sampled on the device, which `embedding` finds in its operand `relay`. Never
+    /// negative for a program whose `embedding` has none.
     pub id: i32,
     pub position: u32,
     /// Index into the step's rows.
@@ -495,25 +510,61 @@ pub struct ts_table_delta {
     pub block: u32,
 }
 
-/// Sampling record of one logit row (optional op `sample`).
+/// Most alternatives that the op `sample` reports per row.
+pub const TS_TOP_LOGPROBS_MAX: usize = 20;
+
+/// Values of column 0 of `chosen`, an output of the op `sample`.
+///
+/// The row's record asked for nothing.
+pub const TS_SAMPLED_NOTHING: u32 = 0;
+/// Column 1 is the token id.
+pub const TS_SAMPLED_TOKEN: u32 = 1;
+/// A logit is NaN or +infinity; column 1 is the first such id.
+pub const TS_SAMPLED_NOT_FINITE: u32 = 2;
+/// Mask and biases leave no id.
+pub const TS_SAMPLED_NOTHING_LEFT: u32 = 3;
+/// The record names a slot or a handle that does not exist.
+pub const TS_SAMPLED_BAD_RECORD: u32 = 4;
+
+/// Sampling record of one logit row (optional op `sample`): a step has none, or one per logit row. The order of the filters
+/// and the formulas stand in the op's documentation.
+///
+/// Handles are rows of the op's side tables, 0 = none. No two records of a step name the same relay slot or the same row of
+/// `counts`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct ts_sample {
+    /// 0 is greedy.
     pub temperature: f32,
+    /// 1 = off.
     pub top_p: f32,
+    /// 0 = off.
     pub min_p: f32,
+    /// 1 = off. Penalties need counts.
     pub repetition_penalty: f32,
+    /// 0 = off.
     pub frequency_penalty: f32,
+    /// 0 = off.
     pub presence_penalty: f32,
+    /// 0 = off.
     pub top_k: u32,
-    pub n_top_logprobs: u32,
+    /// 0 = no log-probabilities; 1 + n = the token's own, its rank, and the n best, at most [`TS_TOP_LOGPROBS_MAX`].
+    pub n_logprobs: u32,
+    /// Key of the generator.
     pub seed: u64,
+    /// Of the token to be sampled: how many come before it. First word of the generator's counter.
     pub position: u32,
+    /// Second word of the generator's counter.
     pub sample_index: u32,
+    /// Row of `counts`: per id how often it was generated, and bit 31 if it is in the text before that. The op counts the
+    /// id it samples.
     pub counts_handle: u32,
+    /// Row of `bias`: added to the logits.
     pub bias_handle: u32,
+    /// Row of `mask`: bit `id % 32` of word `id / 32` allows an id.
     pub mask_handle: u32,
-    pub reserved: u32,
+    /// Where the id goes; -1 is written if there is none. 0: the row is not sampled.
+    pub relay_slot: u32,
 }
 
 /// Group of ranks for collectives.

@@ -110,6 +110,7 @@ impl Backend {
             host_mapped: info.host_mapped != 0 && self.0.table.arena_map.is_some(),
             exclusive: info.exclusive != 0,
             branch_rows: info.branch_rows != 0,
+            bucketed: info.bucketed != 0,
         })
     }
 

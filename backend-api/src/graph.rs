@@ -8,6 +8,7 @@
 
 use crate::{
     abi,
+    catalogue::{CHOSEN_WIDTH, LOGPROBS_WIDTH},
     dtype::DType,
     op::{Attrs, OpKind},
 };
@@ -104,6 +105,8 @@ pub enum Ref {
         /// Index into `Graph::components`.
         component: usize,
     },
+    /// Slots of token ids sampled on the device, `[table rows + 1]` of i32; they outlive a step.
+    Relay,
 }
 
 /// One op: operands in catalogue order, inputs first.
@@ -132,9 +135,29 @@ pub struct Graph {
     pub ops: Vec<GraphOp>,
     /// The f32 logits, `[logit rows, vocabulary]`.
     pub logits: Option<usize>,
+    /// The outputs `chosen` and `logprobs` of the op `sample`, if the device samples: see [`Graph::with_sampling`].
+    pub sampled: Option<[usize; 2]>,
 }
 
 impl Graph {
+    /// The same graph with its logits sampled on the device, ids below `n_ids`, and with embeddings that take ids from relay
+    /// slots. `None` if it has no logits or no embedding.
+    pub fn with_sampling(&self, n_ids: u32) -> Option<Self> {
+        let mut graph = self.clone();
+        let logits = graph.logits?;
+        let embeddings = graph.ops.iter_mut().filter(|op| op.kind == OpKind::Embedding);
+        if embeddings.map(|op| op.operands.insert(1, Ref::Relay)).count() == 0 {
+            return None;
+        }
+        let chosen = graph.value("chosen", Vary::LogitRows, &[CHOSEN_WIDTH as u64], DType::U32);
+        let logprobs = graph.value("logprobs", Vary::LogitRows, &[LOGPROBS_WIDTH as u64], DType::F32);
+        let mut attrs = Attrs::default();
+        attrs.i[0] = n_ids.into();
+        graph.push(OpKind::Sample, attrs, &[Ref::Value(logits), Ref::Relay, chosen, logprobs], "sample");
+        graph.sampled = Some([graph.values.len() - 2, graph.values.len() - 1]);
+        Some(graph)
+    }
+
     /// A new value.
     pub fn value(&mut self, name: impl Into<String>, vary: Vary, inner: &[u64], dtype: DType) -> Ref {
         self.values.push(ValueSpec { name: name.into(), dtype, vary, inner: inner.to_vec() });

@@ -26,6 +26,7 @@ pub mod op;
 pub mod plugin_root;
 pub mod quant;
 pub mod record;
+pub mod sampling;
 pub mod sdk;
 pub mod sized;
 pub mod step;

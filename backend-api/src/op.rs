@@ -34,6 +34,8 @@ pub enum OpKind {
     KvRead = TS_OP_KV_READ,
     /// Cache rows of an accepted branch to where the request's own belong.
     KvMove = TS_OP_KV_MOVE,
+    /// Token ids from rows of logits, left in relay slots for the next step.
+    Sample = TS_OP_SAMPLE,
     /// Columns of every row.
     Slice = TS_OP_SLICE,
     /// Two rows side by side.
@@ -86,11 +88,13 @@ pub enum OpKind {
     MlaWrite = TS_OP_MLA_WRITE,
     /// Fused: `kda_step` over chunks of 64 tokens.
     KdaChunk = TS_OP_KDA_CHUNK,
+    /// Fused: Kimi Delta Attention from the convolution to the gated norm.
+    KdaMix = TS_OP_KDA_MIX,
 }
 
 impl OpKind {
     /// Every kind, in catalogue order.
-    pub const ALL: [OpKind; 40] = [
+    pub const ALL: [OpKind; 42] = [
         OpKind::TableUpdate,
         OpKind::Copy,
         OpKind::Gemm,
@@ -105,6 +109,7 @@ impl OpKind {
         OpKind::RowGather,
         OpKind::KvRead,
         OpKind::KvMove,
+        OpKind::Sample,
         OpKind::Slice,
         OpKind::Concat,
         OpKind::Sigmoid,
@@ -131,6 +136,7 @@ impl OpKind {
         OpKind::GatedRmsNorm,
         OpKind::MlaWrite,
         OpKind::KdaChunk,
+        OpKind::KdaMix,
     ];
 
     /// From the ABI's number; `None` for a number this version does not know.
@@ -160,6 +166,7 @@ impl OpKind {
             OpKind::RowGather => "row_gather",
             OpKind::KvRead => "kv_read",
             OpKind::KvMove => "kv_move",
+            OpKind::Sample => "sample",
             OpKind::Slice => "slice",
             OpKind::Concat => "concat",
             OpKind::Sigmoid => "sigmoid",
@@ -186,6 +193,7 @@ impl OpKind {
             OpKind::GatedRmsNorm => "gated_rmsnorm",
             OpKind::MlaWrite => "mla_write",
             OpKind::KdaChunk => "kda_chunk",
+            OpKind::KdaMix => "kda_mix",
         }
     }
 }

@@ -26,6 +26,16 @@ pub enum Determinism {
     None = TS_DETERMINISM_NONE,
 }
 
+/// What an op rounds on the way; the catalogue's tolerance depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Rounding {
+    /// f32 or better.
+    F32 = TS_ROUNDING_F32,
+    /// Factors of matrix products are bf16, sums f32.
+    Bf16 = TS_ROUNDING_BF16,
+}
+
 /// An operand to be packed once, at load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pack {
@@ -50,6 +60,8 @@ pub struct Support {
     pub capture_safe: bool,
     /// Determinism class.
     pub determinism: Determinism,
+    /// What is rounded.
+    pub rounding: Rounding,
     /// Scratch wanted in the activations binding.
     pub workspace_bytes: u64,
     /// Estimated nanoseconds at the full shape; `None` = unknown.
@@ -67,6 +79,7 @@ impl Support {
             reason: String::new(),
             capture_safe: true,
             determinism: Determinism::BatchInvariant,
+            rounding: Rounding::F32,
             workspace_bytes: 0,
             cost_ns: None,
             pack: None,
@@ -91,6 +104,7 @@ impl Support {
         s.answer = self.answer as u32;
         s.capture_safe = self.capture_safe.into();
         s.determinism = self.determinism as u32;
+        s.rounding = self.rounding as u32;
         s.workspace_bytes = self.workspace_bytes;
         s.cost_ns = self.cost_ns.unwrap_or(0);
         (s.pack_operand, s.pack_layout, s.pack_bytes) =
@@ -121,6 +135,8 @@ impl Support {
             reason: unknown.unwrap_or_else(|| sized::text_from(&s.reason)),
             capture_safe: s.capture_safe != 0,
             determinism,
+            // An unknown class of a newer plugin is held to the tightest tolerance.
+            rounding: if s.rounding == TS_ROUNDING_BF16 { Rounding::Bf16 } else { Rounding::F32 },
             workspace_bytes: s.workspace_bytes,
             cost_ns: (s.cost_ns != 0).then_some(s.cost_ns),
             pack: packs.then_some(Pack { operand: s.pack_operand, layout: s.pack_layout, bytes: s.pack_bytes }),
@@ -137,6 +153,7 @@ mod tests {
         let mut yes = Support::yes("gemm_avx2");
         yes.pack = Some(Pack { operand: 1, layout: 3, bytes: 640 });
         yes.cost_ns = Some(12);
+        yes.rounding = Rounding::Bf16;
         assert_eq!(Support::from_abi(&yes.to_abi()), yes);
         let no = Support::no("K = 33 is not a multiple of 32");
         assert_eq!(Support::from_abi(&no.to_abi()), no);

@@ -34,7 +34,7 @@ fn layouts() -> Layouts {
         ts_host { struct_size, abi_min, abi_max, reserved, context, log, kv_set, kv_get, barrier }
         ts_backend_info { struct_size, tiers, profiles, score, name, version, description }
         ts_device_info {
-            struct_size, alignment, memory_bytes, page_tokens, host_mapped, exclusive, branch_rows, name,
+            struct_size, alignment, memory_bytes, page_tokens, host_mapped, exclusive, branch_rows, name, bucketed, reserved,
         }
         ts_option { key, value }
         ts_binding { arena, offset, bytes }
@@ -44,7 +44,7 @@ fn layouts() -> Layouts {
         }
         ts_support {
             struct_size, answer, capture_safe, determinism, workspace_bytes, cost_ns, pack_operand, pack_layout,
-            pack_bytes, implementation, reason,
+            pack_bytes, implementation, reason, rounding, reserved,
         }
         ts_bucket { struct_size, max_tokens, max_rows, max_logit_rows }
         ts_program_desc { struct_size, n_ops, ops, n_bindings, reserved, bindings, bucket }
@@ -62,8 +62,8 @@ fn layouts() -> Layouts {
         ts_step_token { id, position, row, reserved }
         ts_table_delta { component, table_row, index, block }
         ts_sample {
-            temperature, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty, top_k, n_top_logprobs,
-            seed, position, sample_index, counts_handle, bias_handle, mask_handle, reserved,
+            temperature, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty, top_k, n_logprobs,
+            seed, position, sample_index, counts_handle, bias_handle, mask_handle, relay_slot,
         }
         ts_group_desc { struct_size, rank, world, reserved, name, timeout_ms }
         ts_backend_table {

@@ -54,6 +54,7 @@ impl BackendImpl for Odd {
             host_mapped: true,
             exclusive: false,
             branch_rows: true,
+            bucketed: false,
         })
     }
     fn open(_: u32, options: &[(&str, &str)], _: HostServices) -> Result<Self::Device, Fault> {

@@ -1,7 +1,7 @@
 //! Who owns which page, row and state slot, and which computed prefixes can be used again.
 //!
 //! Ownership is in the types: a [`pool::Handle`] is neither `Clone` nor `Copy`, is used up by giving it back, and a page
-//! becomes shared by moving its handle into the prefix index, which hands out counted [`index::PageRef`]s, also
+//! becomes shared by moving its handle into the prefix index, which hands out [`holds::PathRef`]s on whole paths, also
 //! move-only. A page cannot be used after release or freed twice, and a shared page is never in a position to be written:
 //! requests write only at positions after their cached prefix.
 //!
@@ -14,16 +14,20 @@ pub mod component;
 pub mod copies;
 pub mod events;
 pub mod hash;
+pub mod holds;
 pub mod index;
 pub mod lease;
 mod lru;
 pub mod memory;
 pub mod namespace;
+pub mod node;
 pub mod pool;
 mod recurrent;
 pub mod snapshots;
+mod table;
 #[cfg(test)]
 mod tests;
 mod tier;
 #[cfg(test)]
 mod tier_tests;
+pub mod walk;

@@ -13,6 +13,7 @@ use crate::{
     driver::BlockEvents,
     mailbox::Letters,
     request::{Event, Request, RequestId},
+    sampler::device::HostOnly,
     scheduler::trace::StepRecord,
     speculation::DRAFT_MAX,
 };
@@ -90,6 +91,10 @@ pub struct Metrics {
     pub accepted: [u64; DRAFT_MAX as usize],
     /// Side branches that were checked, and of these, the right ones.
     pub branches: [u64; 2],
+    /// Steps that the device had before the step in front of them was taken in.
+    pub relayed_steps: u64,
+    /// Steps of a device that could sample in which the host had to, by reason ([`HostOnly::ALL`]).
+    pub host_steps: [u64; HostOnly::COUNT],
 }
 
 /// Limits that admission checks need.

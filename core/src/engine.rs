@@ -2,13 +2,14 @@
 //!
 //! The caller owns threads, the clock and the device. One turn is: [`EngineState::plan`] writes the parameter block of
 //! a step, the caller runs it, [`EngineState::advance`] takes the logits and delivers what they mean. `submit` and
-//! `abort` may come between the two, and so may [`EngineState::plan_ahead`]. At most one step is in flight; a plan is a
-//! move-only ticket for it.
+//! `abort` may come between the two, and so may [`EngineState::plan_ahead`]. A plan is a move-only ticket for a step in
+//! flight. There is one, or, where the device relays ids, a second one behind it ([`behind`]).
 //!
 //! Rejected: an engine that owns its thread. The simulator could then not own time, and a failing seed not replay.
 #![forbid(unsafe_code)]
 
 mod advance;
+mod behind;
 mod config;
 mod draft;
 pub mod inspect;
@@ -29,19 +30,22 @@ use crate::{
     bug::seeded,
     cache::{
         copies::CopyOrder,
-        index::STORES_MAX,
+        index::{FoundPath, STORES_MAX},
         memory::{Memory, MemorySize},
     },
     client::{Limits, Metrics},
     grammar::{Guard, Guide},
     request::{Event, FinishReason, Request, RequestId},
-    sampler::{History, Sampler},
+    sampler::{
+        History, Sampler,
+        device::{HostOnly, Sampled},
+    },
     scheduler::{
         decision::Decisions,
         marks::MARKS_MAX,
         plan::{Scheduler, StepLimits},
         queue::{self, Queues, Running, Waiting},
-        sequence::{Body, Sequence},
+        sequence::{Body, Ending, Sequence},
     },
     speculation::{DRAFT_MAX, drafts::Drafts, width::StepCost},
     step::StepBuffer,
@@ -132,6 +136,16 @@ pub struct Plan {
     pub n_decode_tokens: u32,
     /// Sum over rows of query length times context length, for the backend's cost model.
     pub attention_pairs: u64,
+    /// The device samples its rows: take it in with [`EngineState::advance_sampled`]. Until then
+    /// [`EngineState::plan_behind`] may plan the step behind it.
+    pub is_sampled: bool,
+}
+
+/// What a step gives: rows to sample from, or what the device sampled from them.
+#[derive(Clone, Copy, Debug)]
+enum Results<'a> {
+    Logits(Logits<'a>),
+    Sampled(Sampled<'a>),
 }
 
 /// Hears events in order; called by the engine only inside `advance`, `abort` and `fail_all`.
@@ -154,6 +168,8 @@ pub struct EngineState {
     /// Measured, for speculation.
     step_cost: StepCost,
     in_flight: Option<InFlight>,
+    /// The step behind the one in flight, if the device has it already.
+    behind: Option<InFlight>,
     counters: Counters,
     next_id: u64,
     sequence: u64,
@@ -169,6 +185,8 @@ struct InFlight {
     /// Of these, on side branches.
     branch_tokens: u32,
     planned_ns: u64,
+    /// By the device.
+    is_sampled: bool,
 }
 
 /// Counts since start.
@@ -184,6 +202,8 @@ struct Counters {
     drafts: [u64; DRAFT_MAX as usize],
     accepted: [u64; DRAFT_MAX as usize],
     branches: [u64; 2],
+    relayed_steps: u64,
+    host_steps: [u64; HostOnly::COUNT],
 }
 
 impl Counters {
@@ -237,7 +257,7 @@ impl EngineState {
         };
         Ok(Self {
             queues: Queues::new(config.max_waiting, config.max_num_seqs),
-            scheduler: Scheduler::new(limits, config.blocks_per_row, config.max_waiting, config.scheduling.policy()),
+            scheduler: Scheduler::new(limits, config.max_waiting, config.scheduling.policy()),
             memory,
             sampler: Sampler::new(config.tokenizer_vocab_size),
             parts: StepParts::new(capacity),
@@ -246,6 +266,7 @@ impl EngineState {
             drafting: config.draft.clone().map(|model| Drafting::new(model, capacity)),
             step_cost: StepCost::default(),
             in_flight: None,
+            behind: None,
             counters: Counters::default(),
             next_id: 1,
             sequence: 0,
@@ -265,13 +286,13 @@ impl EngineState {
 
     /// Queue a request. `now_ns` starts its waiting time.
     pub fn submit(&mut self, request: Request, now_ns: u64) -> Result<RequestId, SubmitError> {
-        request.validate(&self.config.request_limits())?;
+        let limits = self.config.request_limits();
+        request.validate_but_prompt_ids(&limits)?;
         let waiting = self.queues.iter_waiting().count() as u32;
         if waiting >= self.config.max_waiting {
             return Err(SubmitError::QueueFull { waiting });
         }
         let id = RequestId(self.next_id);
-        self.next_id += 1;
         let Request { prompt, sampling, priority, cache_salt, constraint } = request;
         let prompt_tokens = prompt.len() as u32;
         let max_len = prompt_tokens.saturating_add(sampling.max_tokens).min(self.config.max_model_len);
@@ -279,11 +300,7 @@ impl EngineState {
         let mut tokens = prompt;
         tokens.reserve_exact((max_len - prompt_tokens) as usize);
         let namespace = self.memory.index.open(&self.config.model_id, cache_salt.as_deref());
-        let mut hashes = Vec::with_capacity(self.memory.pages_of(max_len) as usize);
-        if self.config.prefix_cache {
-            let whole = (prompt_tokens / self.config.block_tokens) as usize;
-            self.memory.index.hash_pages(&namespace, &tokens, whole, &mut hashes);
-        }
+        let max_pages = self.memory.pages_of(max_len) as usize;
         let prompt_logprobs = sampling.prompt_logprobs.map(|_| Vec::with_capacity(tokens.len() - 1));
         let mut body = Body {
             id,
@@ -294,7 +311,8 @@ impl EngineState {
             max_len,
             history,
             namespace,
-            hashes,
+            hashes: Vec::with_capacity(max_pages),
+            found: FoundPath::with_capacity(if self.config.prefix_cache { max_pages } else { 0 }),
             marks: Vec::with_capacity(if self.memory.has_states() { MARKS_MAX } else { 0 }),
             drafts: Drafts::new(self.config.speculation.as_ref(), self.drafting.is_some(), max_len),
             guide: constraint.map_or(Guide::Free, |constraint| {
@@ -315,6 +333,18 @@ impl EngineState {
             overtaken_steps: 0,
         };
         self.scheduler.foresee(&mut body, &self.memory);
+        // What is cached was checked when it came, or sampled.
+        let n_checked = body.found.nodes().len() * self.config.block_tokens as usize;
+        if let Err(error) = limits.check_prompt_ids(&body.tokens, n_checked) {
+            self.memory.index.close(body.namespace);
+            return Err(error.into());
+        }
+        self.next_id += 1;
+        if self.config.prefix_cache {
+            // Now rather than in a step.
+            let whole = (prompt_tokens / self.config.block_tokens) as usize;
+            self.memory.index.hash_pages(&body.namespace, &body.tokens, whole, &mut body.hashes);
+        }
         self.queues.wait(Waiting::Queued(Sequence::new(Box::new(body))));
         Ok(id)
     }
@@ -358,10 +388,10 @@ impl EngineState {
     fn leave(&mut self, at: usize) -> bool {
         let running = self.queues.running[at].take().expect("no request is changing state");
         let was_leaving = matches!(running, Running::Leaving(_));
-        if running.parts().1.planned > 0 && !seeded!(AbortFreesBeforeTheStepEnds) {
+        if running.parts().1.is_in_flight() && !seeded!(AbortFreesBeforeTheStepEnds) {
             self.queues.running[at] = Some(Running::Leaving(match running {
-                Running::Prefilling(sequence) => sequence.leave(),
-                Running::Decoding(sequence) => sequence.leave(),
+                Running::Prefilling(sequence) => sequence.leave(Ending::Release),
+                Running::Decoding(sequence) => sequence.leave(Ending::Release),
                 Running::Leaving(sequence) => sequence,
             }));
             return !was_leaving;
@@ -380,9 +410,11 @@ impl EngineState {
     /// Plan the step after the one in flight, as far as that can be done before it has been taken in; the next
     /// [`EngineState::plan`] completes it. Optional: it moves work into the time in which the device computes, and
     /// changes no answer. False, and nothing happens, if guesses are in flight or could be made, if there already is such a
-    /// plan, or if nothing is in flight.
+    /// plan, or a step behind the one in flight, or if nothing is in flight.
     pub fn plan_ahead(&mut self) -> bool {
-        self.in_flight.is_some() && self.scheduler.plan_ahead(&mut self.queues, &mut self.memory)
+        self.in_flight.is_some()
+            && self.behind.is_none()
+            && self.scheduler.plan_ahead(&mut self.queues, &mut self.memory)
     }
 
     /// Choose the next step and write its parameter block; `None` when there is nothing to run.
@@ -405,12 +437,12 @@ impl EngineState {
         // Tables are shared: whichever pass runs first takes in the changes.
         let mut deltas = &self.scheduler.deltas[..];
         if plan.n_rows > 0 {
-            step.write(&self.parts.content(self.sequence, std::mem::take(&mut deltas)));
+            self.parts.write(step, self.sequence, std::mem::take(&mut deltas));
         }
         if let Some((parts, step)) = self.verify.as_mut().filter(|_| verifies) {
             let load = parts.collect(&mut self.queues, guesses);
             if load.n_rows > 0 {
-                step.write(&parts.content(self.sequence, deltas));
+                parts.write(step, self.sequence, deltas);
                 plan.verify = Some(load.n_logit_rows);
                 plan.n_tokens += load.n_tokens;
                 plan.n_decode_tokens += load.n_decode_tokens;
@@ -419,14 +451,27 @@ impl EngineState {
         }
         if plan.n_tokens == 0 {
             assert!(self.is_idle() || self.memory.n_loads() > 0, "requests wait and none of them can go on");
+            // Whoever waits for pages still has to tell of those it exchanged.
+            if seeded!(ChangesAreForgottenUntold) {
+                self.scheduler.deltas.clear();
+            }
             return None;
         }
+        self.scheduler.deltas.clear();
         let decode_only = (plan.n_decode_tokens == plan.n_tokens).then_some(plan.n_tokens);
-        let (sequence, n_logit_rows) = (plan.sequence, [plan.n_logit_rows, plan.verify.unwrap_or(0)]);
+        let n_logit_rows = [plan.n_logit_rows, plan.verify.unwrap_or(0)];
         let in_verify =
             self.verify.as_ref().map_or(0, |(parts, _)| if plan.verify.is_some() { parts.branch_tokens } else { 0 });
         let branch_tokens = self.parts.branch_tokens + in_verify;
-        self.in_flight = Some(InFlight { sequence, n_logit_rows, decode_only, branch_tokens, planned_ns: now_ns });
+        self.in_flight = Some(InFlight {
+            sequence: plan.sequence,
+            n_logit_rows,
+            decode_only,
+            branch_tokens,
+            planned_ns: now_ns,
+            is_sampled: plan.is_sampled,
+        });
+        self.count_sampling();
         Some(plan)
     }
 
@@ -462,11 +507,15 @@ impl EngineState {
     /// If `plan` is not the step in flight or `logits` has another size.
     pub fn advance<'l>(&mut self, now_ns: u64, plan: Plan, logits: impl Into<Logits<'l>>, deliver: &mut Deliver<'_>) {
         let logits = logits.into();
-        let in_flight = self.in_flight.take().expect("a step is in flight");
-        assert_eq!(plan.sequence, in_flight.sequence, "steps are taken in as they were planned");
+        let in_flight = self.land(&plan);
+        assert!(!in_flight.is_sampled, "the device has sampled this step");
         let vocab_size = self.config.vocab_size as usize;
         let sizes = [logits.forward, logits.verify].map(<[f32]>::len);
         assert_eq!(sizes, in_flight.n_logit_rows.map(|n| n as usize * vocab_size), "one row of logits per logit row");
+        self.take_in(now_ns, in_flight, Results::Logits(logits), deliver);
+    }
+
+    fn take_in(&mut self, now_ns: u64, in_flight: InFlight, results: Results<'_>, deliver: &mut Deliver<'_>) {
         self.counters.steps += 1;
         let ns = now_ns.saturating_sub(in_flight.planned_ns);
         self.counters.step_ns += ns;
@@ -477,7 +526,7 @@ impl EngineState {
             counters: &mut self.counters,
             verifies: self.verify.is_some() && !seeded!(VerifyWritesTheState),
             replay: &mut self.replay,
-            logits,
+            results,
             deliver,
         };
         for slot in &mut self.queues.running {
@@ -485,6 +534,7 @@ impl EngineState {
             *slot = taker.take_in(running);
         }
         self.queues.running.retain(Option::is_some);
+        self.in_flight = self.behind.take().map(|behind| InFlight { planned_ns: now_ns, ..behind });
         if let Some(drafting) = &mut self.drafting {
             drafting.taken_in(&in_flight, &self.counters, now_ns);
         }
@@ -497,10 +547,10 @@ impl EngineState {
         }
     }
 
-    /// End every request with `Failed`: the step in flight, if any, is lost and its plan must be dropped. The device
-    /// must not be running it any more.
+    /// End every request with `Failed`: the step in flight, if any, and the one behind it are lost and their plans must be
+    /// dropped. The device must not be running them any more.
     pub fn fail_all(&mut self, message: &str, deliver: &mut Deliver<'_>) {
-        self.in_flight = None;
+        (self.in_flight, self.behind) = (None, None);
         self.replay.clear();
         self.scheduler.forget_ahead();
         if let Some(drafting) = &mut self.drafting {
@@ -608,6 +658,8 @@ impl EngineState {
             drafts: counters.drafts,
             accepted: counters.accepted,
             branches: counters.branches,
+            relayed_steps: counters.relayed_steps,
+            host_steps: counters.host_steps,
         }
     }
 

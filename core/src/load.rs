@@ -20,6 +20,7 @@ use crate::{
     engine::Pass,
     lower::{CacheLayout, Capacity, Lowered, cache_layout},
     memory::weight_bytes,
+    sampler::device::Sampled,
 };
 
 /// Why a model was not loaded.
@@ -107,7 +108,10 @@ pub fn load(
         programs.push((records(lowered, places), bindings, bucket));
     }
     let layout = cache_layout(graphs[0], &capacity, device.alignment());
-    let executable = Executable::new(device, programs, via)?;
+    let mut executable = Executable::new(device, programs, via)?;
+    for (program, offsets) in lowered.iter().enumerate().filter_map(|(at, l)| Some((at, l.sampled?))) {
+        executable = executable.with_sampling(program, offsets, capacity.logit_rows as usize);
+    }
     let vocab = lowered.iter().map(|l| l.vocab as usize).collect();
     Ok(DeviceProgram { executable, vocab, draft: None, replay: Pass::Replay as usize, cache, layout, host: None })
 }
@@ -312,6 +316,15 @@ impl StepRunner for DeviceProgram {
     fn run(&mut self, pass: Pass, step: &[u8], n_logit_rows: u32) -> Result<(), String> {
         let program = self.program(pass);
         self.executable.run(program, step, n_logit_rows as usize * self.vocab[program]).map_err(|e| e.to_string())
+    }
+
+    fn run_sampled(&mut self, step: &[u8], n_logit_rows: u32) -> Result<(), String> {
+        self.executable.run_sampled(Pass::Forward as usize, step, n_logit_rows as usize).map_err(|e| e.to_string())
+    }
+
+    fn sampled(&self) -> Sampled<'_> {
+        let (chosen, logprobs) = self.executable.sampled(Pass::Forward as usize);
+        Sampled { chosen, logprobs }
     }
 
     fn logits(&self, pass: Pass) -> &[f32] {

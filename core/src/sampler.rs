@@ -18,22 +18,21 @@
 //! counter, so it depends on nothing else: not on the batch, the step or the neighbours. Log-probabilities are those of
 //! the unmodified row, before any of the above.
 //!
+//! Steps 5 to 10 and the scores are [`tokenspeed_backend_api::sampling`], which the op `sample` uses too.
+//!
 //! One pass decides greedy rows; sampled rows never sort the vocabulary, but take the best few hundred and go on only if
 //! the draw falls beyond them. The obvious implementation, a full sort in f64, is the twin in the tests.
 #![forbid(unsafe_code)]
 
-mod draw;
+pub mod device;
 mod edit;
-mod exp;
 mod history;
-pub mod philox;
-mod scan;
-mod score;
-mod select;
 #[cfg(test)]
 mod tests;
 
 pub use history::History;
+pub use tokenspeed_backend_api::sampling::philox;
+use tokenspeed_backend_api::sampling::{self, Draw, Filters, NotFinite, finite_max};
 
 use crate::{
     grammar::{ConstraintError, TokenMask},
@@ -55,9 +54,28 @@ pub enum SampleError {
          every id"
     )]
     NothingLeft,
+    /// The device did not do what the row's record says.
+    #[error(
+        "the device sampled no token of the vocabulary for logit row {row}: it reports outcome {what} with id {id}; \
+         run with --host-sampling, and report it to the backend's authors"
+    )]
+    Device {
+        /// Row of logits.
+        row: u32,
+        /// Its `TS_SAMPLED_*`.
+        what: u32,
+        /// The id it gave.
+        id: u32,
+    },
     /// There is no mask for the row.
     #[error(transparent)]
     Constraint(#[from] ConstraintError),
+}
+
+impl From<NotFinite> for SampleError {
+    fn from(NotFinite { id }: NotFinite) -> Self {
+        Self::NotFinite { id }
+    }
 }
 
 /// What a row of logits is sampled with.
@@ -107,34 +125,41 @@ impl Sampler {
     pub fn sample(&mut self, row: &[f32], context: &RowContext<'_>) -> Result<Choice, SampleError> {
         let row = &row[..self.vocab_size];
         let params = context.params;
-        let raw_max = scan::finite_max(row)?;
+        let raw_max = finite_max(row)?;
         let (logits, max) = if edit::is_needed(context) {
             edit::apply(row, context, &mut self.edited);
-            (&self.edited[..], scan::finite_max(&self.edited)?)
+            (&self.edited[..], finite_max(&self.edited)?)
         } else {
             (row, raw_max)
         };
         if max == f32::NEG_INFINITY {
             return Err(SampleError::NothingLeft);
         }
-        let id = if params.temperature == 0.0 {
-            scan::first_index_of(logits, max)
-        } else {
-            let position = u32::try_from(context.tokens.len()).expect("a request's length fits u32");
-            let uniform = philox::uniform(params.seed, position, params.sample_index);
-            draw::draw(logits, max, params, uniform, &mut self.keys)
+        let draw = Draw {
+            temperature: params.temperature,
+            filters: Filters { top_k: params.top_k, top_p: params.top_p, min_p: params.min_p },
+            seed: params.seed,
+            position: u32::try_from(context.tokens.len()).expect("a request's length fits u32"),
+            sample_index: params.sample_index,
         };
-        let logprobs = params.logprobs.map(|k| score::score(row, raw_max, id, k, &mut self.keys));
+        let id = sampling::choose(logits, max, &draw, &mut self.keys);
+        let logprobs = params.logprobs.map(|k| report(row, raw_max, id, k, &mut self.keys));
         Ok(Choice { id, logprobs })
     }
 
     /// Log-probability, rank and the `k` best of a row, for a token that is already known (a prompt token).
     pub fn score(&mut self, row: &[f32], id: u32, k: u32) -> Result<TokenLogprobs, SampleError> {
         let row = &row[..self.vocab_size];
-        let max = scan::finite_max(row)?;
+        let max = finite_max(row)?;
         if max == f32::NEG_INFINITY {
             return Err(SampleError::NothingLeft);
         }
-        Ok(score::score(row, max, id, k, &mut self.keys))
+        Ok(report(row, max, id, k, &mut self.keys))
     }
+}
+
+fn report(row: &[f32], max: f32, id: u32, k: u32, keys: &mut Vec<u64>) -> TokenLogprobs {
+    let score = sampling::score(row, max, id, k, keys);
+    let top = keys.iter().map(|&key| (sampling::id_of(key), score.logprob_of(sampling::logit_of(key)))).collect();
+    TokenLogprobs { logprob: score.logprob, rank: score.rank, top }
 }

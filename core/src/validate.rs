@@ -165,9 +165,30 @@ impl SamplingParams {
     }
 }
 
+impl RequestLimits {
+    /// Check the ids of a prompt from the one at `first` on.
+    pub fn check_prompt_ids(&self, prompt: &[u32], first: usize) -> Result<(), RequestError> {
+        let (vocab_size, ids) = (self.vocab_size, &prompt[first..]);
+        // All at once first: looking for the culprit one by one takes longer than planning the prompt.
+        if ids.iter().fold(true, |known, &id| known & (id < vocab_size)) {
+            return Ok(());
+        }
+        let wrong = (first..).zip(ids).find(|&(_, &id)| id >= vocab_size);
+        wrong.map_or(Ok(()), |(index, &id)| {
+            Err(RequestError::TokenOutOfRange { parameter: "prompt", index, id, vocab_size })
+        })
+    }
+}
+
 impl Request {
     /// Check the whole request.
     pub fn validate(&self, limits: &RequestLimits) -> Result<(), RequestError> {
+        self.validate_but_prompt_ids(limits)?;
+        limits.check_prompt_ids(&self.prompt, 0)
+    }
+
+    /// Check all but the ids of the prompt.
+    pub fn validate_but_prompt_ids(&self, limits: &RequestLimits) -> Result<(), RequestError> {
         let sampling = &self.sampling;
         if self.prompt.is_empty() {
             return Err(RequestError::EmptyPrompt);
@@ -190,10 +211,6 @@ impl Request {
                 Some((index, id)) => Err(RequestError::TokenOutOfRange { parameter, index, id, vocab_size }),
                 None => Ok(()),
             };
-        // All at once first: looking for the culprit one by one takes longer than planning the prompt.
-        if !self.prompt.iter().fold(true, |known, &id| known & (id < vocab_size)) {
-            known("prompt", &mut self.prompt.iter().copied())?;
-        }
         known("logit_bias", &mut sampling.logit_bias.iter().map(|&(id, _)| id))?;
         known("stop_token_ids", &mut sampling.stop_token_ids.iter().copied())?;
         known("allowed_token_ids", &mut sampling.allowed_token_ids.iter().flatten().copied())?;

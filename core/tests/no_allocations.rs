@@ -6,10 +6,15 @@ use std::{
     cell::Cell,
 };
 
+use tokenspeed_backend_api::{
+    abi::TS_SAMPLED_TOKEN,
+    catalogue::{CHOSEN_WIDTH, LOGPROBS_WIDTH},
+};
 use tokenspeed_core::{
     engine::{ComponentClass, ComponentConfig, EngineConfig, EngineState, Logits},
     grammar::{Constraint, ConstraintError, MaskJob, TokenMask},
     request::{Event, Request, SamplingParams},
+    sampler::device::Sampled,
     speculation::SpeculationConfig,
 };
 
@@ -159,6 +164,59 @@ fn steady_decoding(states: Option<u32>, guesses: u32) -> u64 {
         engine.check_conservation().unwrap();
     }
     engine.metrics().accepted.iter().sum()
+}
+
+/// Two steps on the device at a time: what comes back is what it sampled.
+#[test]
+fn nor_with_tokens_relayed_on_the_device() {
+    for states in [None, Some(2 * REQUESTS + 20)] {
+        let mut config = EngineConfig::paged(448, 16, 64 * 28 + 1, VOCABULARY as u32);
+        (config.max_num_seqs, config.relay) = (REQUESTS, true);
+        config.components.extend(states.map(|n_blocks| ComponentConfig {
+            name: "state".into(),
+            class: ComponentClass::State,
+            n_blocks,
+        }));
+        let mut engine = EngineState::new(config).unwrap();
+        let mut steps = [engine.new_step_buffer(), engine.new_step_buffer()];
+        for i in 0..REQUESTS {
+            // Some end early, by the length that is known ahead or by a token that is not.
+            let (max_tokens, stop) = (if i < 8 { 40 } else { 330 }, if i < 4 { vec![3] } else { vec![] });
+            let sampling =
+                SamplingParams { max_tokens, stop_token_ids: stop, ignore_eos: true, ..SamplingParams::default() };
+            let prompt = (0..100).map(|t| (t * 7 + i * 13) % VOCABULARY as u32).collect();
+            engine.submit(Request { prompt, sampling, ..Request::default() }, 0).unwrap();
+        }
+        let (mut chosen, logprobs) = (vec![0u32; CHOSEN_WIDTH * 80], vec![0f32; LOGPROBS_WIDTH * 80]);
+        let (mut behind, mut n_steps, mut n_steady, mut n_relayed) = (None, 0u32, 0, 0);
+        loop {
+            let before = allocations();
+            let Some(plan) = behind.take().or_else(|| engine.plan(0, &mut steps[0])) else { break };
+            behind = engine.plan_behind(0, &mut steps[1]);
+            let mut during = allocations() - before;
+            assert!(plan.is_sampled, "nothing here needs the host");
+            n_relayed += u32::from(behind.is_some());
+            let n = plan.n_logit_rows as usize;
+            for (at, row) in chosen.chunks_exact_mut(CHOSEN_WIDTH).take(n).enumerate() {
+                (row[0], row[1]) = (TS_SAMPLED_TOKEN, (n_steps * 31 + at as u32 * 7) % VOCABULARY as u32);
+            }
+            let sampled = Sampled { chosen: &chosen[..n * CHOSEN_WIDTH], logprobs: &logprobs[..n * LOGPROBS_WIDTH] };
+            let is_steady = plan.n_decode_tokens == plan.n_tokens && n_steps > 60;
+            let mut has_ended = false;
+            let before = allocations();
+            engine.advance_sampled(n_steps.into(), plan, sampled, &mut |_, event| {
+                has_ended |= matches!(event, Event::Finished { .. } | Event::Failed { .. });
+            });
+            during += allocations() - before;
+            n_steps += 1;
+            if is_steady && !has_ended {
+                assert_eq!(during, 0, "steady step {n_steady}");
+                n_steady += 1;
+            }
+        }
+        assert!(n_steady > 250 && n_relayed > 300, "{n_steady} steady steps, {n_relayed} relayed");
+        engine.check_conservation().unwrap();
+    }
 }
 
 /// Every third token, another third after each.

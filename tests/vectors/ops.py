@@ -8,7 +8,8 @@ does not depend on the machine that runs this.
   "op", "name",
   "attrs_i", "attrs_f": the op's attributes, trailing zeros left out,
   "step": {"rows": [{"table_row", "computed", "query_start", "query_len", "branch_offset" (0 if left out)}], "tokens": [{"id", "position", "row"}],
-           "logit_rows": [token index], "deltas": [{"component", "table_row", "index", "block"}]},
+           "logit_rows": [token index], "deltas": [{"component", "table_row", "index", "block"}],
+           "samples": [fields of ts_sample] (none if left out)},
   "operands": [{"name", "dtype", "dims", "data"}]: the inputs in catalogue order, state before the op,
   "outputs": [{"index", "name", "dtype", "dims", "data"}]: operands after the op, "index" in catalogue order. An index
              below len(operands) is an operand that is read and written (a cache, a table)
@@ -33,7 +34,7 @@ def values(*dims, top=192):
 
 def operand(name, data, dtype="f32"):
     data = np.asarray(data, dtype=np.float64)
-    flat = [int(x) for x in data.ravel()] if dtype == "u32" else [float(x) for x in data.ravel()]
+    flat = [int(x) for x in data.ravel()] if dtype in ("u32", "i32") else [float(x) for x in data.ravel()]
     if dtype == "f32":
         assert all(x == float(np.float32(x)) for x in flat), f"{name} is not exact in float32"
     return {"name": name, "dtype": dtype, "dims": list(data.shape), "data": flat}
@@ -43,7 +44,7 @@ def result(index, name, data, dtype="f32"):
     made = operand(name, np.zeros(0)) | {"dims": list(np.shape(data))}
     flat = np.asarray(data).ravel()
     made["dtype"] = dtype
-    made["data"] = [int(x) for x in flat] if dtype == "u32" else [float(f"{x:.12g}") for x in flat]
+    made["data"] = [int(x) for x in flat] if dtype in ("u32", "i32") else [float(f"{x:.12g}") for x in flat]
     return {"index": index} | made
 
 
@@ -381,6 +382,147 @@ for name, rows, block_tokens, dtype in [
             after[table[table_row, p // block_tokens], p % block_tokens] = after[place(row, p)]
     operands = [operand("cache", cache, dtype), operand("table", table, "u32")]
     case("kv_move", name, step_, operands, [result(0, "cache", after, dtype)], [0])
+
+# ---- sample: masks, biases, penalties; temperature, top_k, top_p, min_p; a draw by Philox4x32-10; log-probabilities ----
+def philox4x32(key, counter):
+    low, high, c = key & 0xFFFFFFFF, key >> 32, list(counter)
+    for _ in range(10):
+        a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+        c = [(b >> 32) ^ c[1] ^ low, b & 0xFFFFFFFF, (a >> 32) ^ c[3] ^ high, a & 0xFFFFFFFF]
+        low, high = (low + 0x9E3779B9) & 0xFFFFFFFF, (high + 0xBB67AE85) & 0xFFFFFFFF
+    return c
+
+
+NOTHING, TOKEN, NOT_FINITE, NOTHING_LEFT, BAD_RECORD = range(5)
+IN_TEXT = 1 << 31
+
+
+def sampled(row, n_ids, record, counts, bias, mask):
+    """(what came of it, id, rank, alternatives, log-probabilities); counts the id in `counts`."""
+    raw = [float(x) for x in row[:n_ids]]
+    bad = next((i for i, x in enumerate(raw) if math.isnan(x) or x == math.inf), None)
+    if bad is not None:
+        return NOT_FINITE, bad, 0, [], []
+    edited = list(raw)
+    for i in range(n_ids):
+        if mask is not None and not int(mask[i // 32]) >> (i % 32) & 1:
+            edited[i] = -math.inf
+        if bias is not None:
+            edited[i] = float(np.float32(edited[i] + bias[i]))
+        if counts is not None and counts[i]:
+            repetition, n = record["repetition_penalty"], int(counts[i]) & (IN_TEXT - 1)
+            edited[i] = float(np.float32(edited[i] / repetition if edited[i] > 0 else edited[i] * repetition))
+            if n:
+                edited[i] = float(np.float32(edited[i] - record["frequency_penalty"] * n))
+                edited[i] = float(np.float32(edited[i] - record["presence_penalty"]))
+    order = sorted((i for i in range(n_ids) if edited[i] > -math.inf), key=lambda i: (-edited[i], i))
+    if not order:
+        return NOTHING_LEFT, 0, 0, [], []
+    if record["temperature"] == 0:
+        chosen = order[0]
+    else:
+        kept = order[: record["top_k"]] if record["top_k"] else order
+        weights = [math.exp((edited[i] - edited[order[0]]) / record["temperature"]) for i in kept]
+        if record["top_p"] < 1:
+            total = math.fsum(weights)
+            count = next(n for n in range(1, len(kept) + 1) if math.fsum(weights[:n]) >= record["top_p"] * total)
+            kept, weights = kept[:count], weights[:count]
+        count = sum(w >= record["min_p"] for w in weights)
+        kept, weights = kept[:count], weights[:count]
+        words = philox4x32(record["seed"], [record["position"], record["sample_index"], 0, 0])
+        target = ((words[0] << 32 | words[1]) >> 11) / 2**53 * math.fsum(weights)
+        sums = [math.fsum(weights[: n + 1]) for n in range(len(weights))]
+        # Far enough from a border that the order of summation does not matter.
+        assert all(abs(s - target) > 1e-9 for s in sums)
+        chosen = kept[next(n for n, s in enumerate(sums) if s > target)]
+    if counts is not None:
+        counts[chosen] = (int(counts[chosen]) & IN_TEXT) | ((int(counts[chosen]) + 1) & (IN_TEXT - 1))
+    if record["n_logprobs"] == 0:
+        return TOKEN, chosen, 0, [], []
+    top = max(raw)
+    total = top + math.log(math.fsum(math.exp(x - top) for x in raw))
+    order = sorted((i for i in range(n_ids) if raw[i] > -math.inf), key=lambda i: (-raw[i], i))
+    best = order[: record["n_logprobs"] - 1]
+    return TOKEN, chosen, order.index(chosen) + 1, best, [raw[i] - total for i in [chosen, *best]]
+
+
+PLAIN = {
+    "temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "frequency_penalty": 0.0,
+    "presence_penalty": 0.0, "top_k": 0, "n_logprobs": 0, "seed": 0, "position": 0, "sample_index": 0,
+    "counts_handle": 0, "bias_handle": 0, "mask_handle": 0, "relay_slot": 0,
+}
+PENALTIES = {"repetition_penalty": 1.25, "frequency_penalty": 0.5, "presence_penalty": 0.25, "counts_handle": 1}
+RECORDS = [
+    ("greedy and plain", 9, 0, [
+        {"temperature": 0.0}, {"n_logprobs": 1}, {"seed": 2**40 + 3}, {"sample_index": 2}, {"position": 77},
+        {"temperature": 0.5, "n_logprobs": 4}, {"temperature": 1.75}, {"temperature": 2.0**-20}, {"relay_slot": 0},
+    ]),
+    ("filters", 40, 37, [
+        {"top_k": 1}, {"top_k": 4}, {"top_k": 1000}, {"top_p": 0.125}, {"top_p": 0.75, "temperature": 1.5}, {"min_p": 0.25},
+        {"min_p": 1.0}, {"top_k": 6, "top_p": 0.5, "min_p": 0.125, "n_logprobs": 21}, {"relay_slot": 99},
+    ]),
+    ("ties, no number, nothing", 12, 0, [
+        {"top_k": 3}, {"temperature": 0.0, "n_logprobs": 6}, {"top_p": 0.5}, {"n_logprobs": 2}, {}, {"n_logprobs": 22},
+    ]),
+    ("side tables", 40, 37, [
+        PENALTIES, PENALTIES | {"counts_handle": 2, "temperature": 0.0}, {"bias_handle": 1}, {"mask_handle": 1},
+        {"mask_handle": 2, "temperature": 0.0}, {"mask_handle": 3},
+        PENALTIES | {"counts_handle": 3, "bias_handle": 2, "mask_handle": 2, "top_k": 9, "n_logprobs": 3},
+        {"bias_handle": 4}, {"mask_handle": 9},
+    ]),
+]
+for name, v, n_ids, records in RECORDS:
+    n = len(records)
+    made = [PLAIN | {"seed": 11 * i, "position": 5 + i, "relay_slot": i + 1} | r for i, r in enumerate(records)]
+    logits, n_ids_or_all = values(n, v), n_ids or v
+    if name.startswith("ties"):
+        logits = np.round(logits)
+        logits[1:3] = 1.0
+        logits[3, 7], logits[4, :] = math.nan, -math.inf
+    logits[:, n_ids_or_all:] = 64.0  # padding is never chosen, whatever it holds
+    step_ = step([(i, 5 + i, 1) for i in range(n)], logit_rows=range(n))
+    step_["samples"] = made
+    relay = np.full(n + 1, 7)
+    has_tables = name == "side tables"
+    counts, bias, mask = np.zeros((5, v)), values(5, v), rng.integers(0, 2**32, size=(5, -(-v // 32)))
+    counts[1:] = rng.choice([0, 0, 1, 3, IN_TEXT, IN_TEXT + 2], size=(4, v))
+    mask[3] = 0
+    before = counts.copy()
+    chosen, logprobs = np.zeros((n, 24), dtype=np.int64), np.zeros((n, 21))
+    for i, record in enumerate(made):
+        row = lambda table, handle: table[record[handle]] if record[handle] else None  # noqa: E731
+        slot = record["relay_slot"]
+        if slot == 0:
+            continue
+        exists = slot < len(relay) and max(record[h] for h in ("counts_handle", "bias_handle", "mask_handle")) < 5
+        outcome = (BAD_RECORD, 0, 0, [], [])
+        if exists and record["n_logprobs"] <= 21:
+            found = (row(counts, "counts_handle"), row(bias, "bias_handle"), row(mask, "mask_handle"))
+            outcome = sampled(logits[i], n_ids_or_all, record, *found)
+        what, id_, rank, best, probs = outcome
+        chosen[i, : 4 + len(best)] = [what, id_, rank, len(best), *best]
+        logprobs[i, : len(probs)] = probs
+        if slot < len(relay):
+            relay[slot] = id_ if what == TOKEN else -1
+    # Below the range of float32: -infinity.
+    finite = [[None if math.isnan(x) else -1e39 if x == -math.inf else float(x) for x in row] for row in logits]
+    first = operand("logits", np.zeros((n, v))) | {"data": [x for row in finite for x in row]}
+    operands = [first, operand("relay", np.full(n + 1, 7), "i32")]
+    if has_tables:
+        operands += [operand("counts", before, "u32"), operand("bias", bias), operand("mask", mask, "u32")]
+    last = len(operands)
+    outputs = [result(1, "relay", relay, "i32"), result(last, "chosen", chosen, "u32"), result(last + 1, "logprobs", logprobs)]
+    if has_tables:
+        outputs.append(result(2, "counts", counts, "u32"))
+    case("sample", name, step_, operands, outputs, [n_ids])
+
+# ---- embedding: a negative id is -(slot) - 1 of the relay ----
+table, relay = values(7, 5), [3, -1, 6]
+ids = [2, -1, -3, -2, -9]
+y = np.array([table[2], table[3], table[6], [math.nan] * 5, [math.nan] * 5])
+operands = [operand("table", table), operand("relay", np.array(relay), "i32")]
+outputs = [result(2, "y", np.zeros((5, 5))) | {"data": [None if math.isnan(x) else x for x in y.ravel()]}]
+case("embedding", "relayed, with an empty slot and none", step(ids=ids, n_tokens=5), operands, outputs)
 
 sys.stdout.write('{"cases":[\n')
 sys.stdout.write(",\n".join(json.dumps(c, separators=(",", ":"), allow_nan=False) for c in cases))

@@ -17,8 +17,9 @@ pub struct Kernels {
     pub python: PathBuf,
 }
 
-/// Compiles the kernels of all backends; `verify` compiles everything twice and compares. `None` if no backend has any.
-pub fn run(verify: bool) -> Result<Option<Kernels>, String> {
+/// Compiles the kernels of all backends; `verify` compiles every so many-th a second time and compares. `None` if no backend
+/// has any.
+pub fn run(verify: Option<usize>) -> Result<Option<Kernels>, String> {
     let folder = workspace::target_folder()?.join("kernels");
     let mut made = None;
     for backend in backends()? {
@@ -26,8 +27,8 @@ pub fn run(verify: bool) -> Result<Option<Kernels>, String> {
         let python = python::interpreter_of(&format!("{sources}/requirements.txt"))?;
         let mut build = Command::new(&python);
         build.arg("-B").arg(workspace::root().join(&sources).join("build.py")).arg(folder.join(&backend));
-        if verify {
-            build.arg("--verify");
+        if let Some(every) = verify {
+            build.args(["--verify", &every.to_string()]);
         }
         command::run(&mut build).map_err(|e| format!("{sources}: {e}"))?;
         made = Some(Kernels { folder: folder.clone(), python });
@@ -36,7 +37,7 @@ pub fn run(verify: bool) -> Result<Option<Kernels>, String> {
 }
 
 /// Backends with kernels, in order.
-fn backends() -> Result<Vec<String>, String> {
+pub fn backends() -> Result<Vec<String>, String> {
     let entries = std::fs::read_dir(workspace::root().join("backends")).map_err(|e| format!("backends: {e}"))?;
     let mut names: Vec<String> = entries
         .filter_map(Result::ok)

@@ -18,6 +18,7 @@ mod test;
 mod tidy;
 mod tree;
 mod vectors;
+mod vendor_check;
 mod workspace;
 
 use std::process::ExitCode;
@@ -31,6 +32,7 @@ const USAGE: &str = "usage: cargo xtask <task>
   bench-scheduler [options]
                     race the scheduler against the public C++ one; benches/vs_cpp_scheduler says how
   header [--check]  write (or compare) what is generated: the C header and docs/ops.md
+  vendor-check      compare declarations of a vendor's runtime with a binding crate, over our emulator of it
   kernels [--verify]
                     compile the backends' device kernels, without a device; --verify: twice, and compare
   kimi-vocabulary   make the rank file and texts that a long test compares with
@@ -48,8 +50,9 @@ fn main() -> ExitCode {
         ["demo"] => demo::run(),
         ["header"] => header::run(false).and_then(|()| ops_document::run(false)),
         ["header", "--check"] => header::run(true).and_then(|()| ops_document::run(true)),
-        ["kernels"] => kernels::run(false).map(drop),
-        ["kernels", "--verify"] => kernels::run(true).map(drop),
+        ["vendor-check"] => kernels::run(None).and_then(|k| vendor_check::run(&k.ok_or("no backend has kernels")?)),
+        ["kernels"] => kernels::run(None).map(drop),
+        ["kernels", "--verify"] => kernels::run(Some(1)).map(drop),
         ["kimi-vocabulary"] => kimi_vocabulary::run(),
         ["vectors"] => vectors::run(false),
         ["vectors", "--write"] => vectors::run(true),

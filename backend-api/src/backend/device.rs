@@ -173,6 +173,11 @@ impl Device {
         self.inner.info.branch_rows
     }
 
+    /// Whether programs are worth preparing for several buckets.
+    pub fn bucketed(&self) -> bool {
+        self.inner.info.bucketed
+    }
+
     /// Preferred tokens per page.
     pub fn page_tokens(&self) -> Option<u32> {
         self.inner.info.page_tokens

@@ -170,6 +170,10 @@ fn cases(seed: u64) -> Vec<Case> {
         (DType::BF16, 5, 7, 3, 17, 9, 1),
         (DType::Mxfp4, 1, 16, 4, 64, 96, 1),
         (DType::Mxfp4, 9, 5, 2, 32, 64, 0),
+        // Extents of whole tiles, and more tokens than experts: routes that share an expert's weights.
+        (DType::BF16, 18, 3, 2, 48, 32, 1),
+        (DType::Mxfp4, 3, 9, 2, 256, 128, 1),
+        (DType::Mxfp4, 20, 5, 2, 128, 256, 1),
     ] {
         let mut c = g.case(OpKind::Experts, format!("{dtype} T={t} E={e} k={top} K={k} N={n} act={act}"), t as usize);
         c.attrs.i[0] = act;

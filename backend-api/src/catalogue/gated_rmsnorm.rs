@@ -38,15 +38,20 @@ fn reference(call: &Call<'_>, part: Part) {
     for t in part.of(x.rows()) {
         x.load_row(t, &mut row);
         gate.load_row(t, &mut gates);
-        rmsnorm::normalise(&mut row, &weight, call.attrs.f[0]);
-        for (v, g) in row.iter_mut().zip(&gates) {
-            *v = (f64::from(*v) * f64::from(sigmoid::sigmoid(f64::from(*g)) as f32)) as f32;
-        }
+        gate_heads(&mut row, &gates, &weight, call.attrs.f[0]);
         y.store(t, 0, &row);
     }
 }
 
-fn decompose(op: &GraphOp, graph: &mut Graph) -> Vec<GraphOp> {
+/// Heads side by side, in place.
+pub(super) fn gate_heads(row: &mut [f32], gates: &[f32], weight: &[f32], eps: f64) {
+    rmsnorm::normalise(row, weight, eps);
+    for (v, g) in row.iter_mut().zip(gates) {
+        *v = (f64::from(*v) * f64::from(sigmoid::sigmoid(f64::from(*g)) as f32)) as f32;
+    }
+}
+
+pub(super) fn decompose(op: &GraphOp, graph: &mut Graph) -> Vec<GraphOp> {
     let [x, gate, w, y] = op.operands[..] else { panic!("{}: gated_rmsnorm has four operands", op.label) };
     let Ref::Value(like) = y else { panic!("{}: y is a value", op.label) };
     let spec = graph.values[like].clone();

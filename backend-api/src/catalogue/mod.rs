@@ -24,6 +24,7 @@ mod gated_rmsnorm;
 mod gemm;
 mod kda_chunk;
 mod kda_gate;
+mod kda_mix;
 mod kda_record;
 mod kda_replay;
 mod kda_step;
@@ -44,6 +45,7 @@ mod rmsnorm;
 mod rope;
 mod router_topk;
 mod row_gather;
+mod sample;
 mod schema;
 mod short_conv;
 mod sigmoid;
@@ -55,12 +57,14 @@ mod slice;
 mod table_update;
 
 pub use cases::{Case, CaseOperand};
+pub use sample::{CHOSEN_WIDTH, LOGPROBS_WIDTH};
 pub use schema::OpDesc;
 
 use crate::{
     graph::{Graph, GraphOp},
     op::{Attrs, OpKind},
     step::StepView,
+    support::Rounding,
     tensor::View,
 };
 
@@ -113,6 +117,25 @@ pub const REDUCTION: Tolerance = Tolerance { nmse: 1e-11, max_error: 2e-5 };
 pub const ATTENTION: Tolerance = Tolerance { nmse: 1e-10, max_error: 5e-5 };
 /// A delta-rule recurrence over f32 state, in any of its forms.
 pub const RECURRENCE: Tolerance = Tolerance { nmse: 1e-10, max_error: 5e-5 };
+
+/// Products of bf16 factors: each is off by at most 2^-8 of itself, about 2^-9 in the mean; an NMSE of 4e-6 is usual.
+pub const BF16_PRODUCT: Tolerance = Tolerance { nmse: 1e-4, max_error: 4e-2 };
+/// Outputs with fewer values than this cannot be judged by their mean: where terms cancel, an error is large beside a sum.
+const FEW: usize = 64;
+
+impl Tolerance {
+    /// For an output of `values` numbers of an op that rounds so. Ops that only move or select bytes allow nothing in any
+    /// case.
+    pub fn under(self, rounding: Rounding, values: usize) -> Tolerance {
+        match rounding {
+            Rounding::Bf16 if self.nmse > 0.0 => {
+                let scarce = FEW as f64 / values.clamp(1, FEW) as f64;
+                Tolerance { nmse: BF16_PRODUCT.nmse * scarce, max_error: BF16_PRODUCT.max_error * scarce.sqrt() }
+            }
+            _ => self,
+        }
+    }
+}
 
 /// A call of a reference: operands in catalogue order, first dimensions cut to the step's actual counts.
 #[derive(Debug)]
@@ -186,6 +209,7 @@ pub static CATALOGUE: [Entry; OpKind::ALL.len()] = [
     row_gather::ENTRY,
     kv_read::ENTRY,
     kv_move::ENTRY,
+    sample::ENTRY,
     slice::ENTRY,
     concat::ENTRY,
     sigmoid::ENTRY,
@@ -212,6 +236,7 @@ pub static CATALOGUE: [Entry; OpKind::ALL.len()] = [
     gated_rmsnorm::ENTRY,
     mla_write::ENTRY,
     kda_chunk::ENTRY,
+    kda_mix::ENTRY,
 ];
 
 /// The entry of a kind.

@@ -14,6 +14,7 @@ use crate::{
     op::OpKind,
     record::OpRecord,
     step::StepView,
+    support::Rounding,
     tensor::Tensor,
 };
 
@@ -87,7 +88,7 @@ pub(super) fn run(
     }
     let mut bench = Bench::new(session, &placed, &mut op, case, &support)?;
     let launched = bench.run(session, &op)?;
-    let distance = match check(case, entry, &placed, &launched) {
+    let distance = match check(case, entry, support.rounding, &placed, &launched) {
         Ok(distance) => distance,
         Err(message) => return Ok(Outcome::Failed(format!("{}: {message}", case.name))),
     };
@@ -131,7 +132,7 @@ fn place(case: &Case, alignment: u64) -> Placed {
 }
 
 /// Compare every operand after the op with the reference, and everything else with what was there before.
-fn check(case: &Case, entry: &Entry, placed: &Placed, after: &[u8]) -> Result<Distance, String> {
+fn check(case: &Case, entry: &Entry, rounding: Rounding, placed: &Placed, after: &[u8]) -> Result<Distance, String> {
     let expected = case.run_reference(1);
     let block = case.step.to_bytes();
     let step = StepView::new(&block).expect("a case's step is sound");
@@ -142,7 +143,9 @@ fn check(case: &Case, entry: &Entry, placed: &Placed, after: &[u8]) -> Result<Di
         let range = placed.tensors[i].offset as usize..(placed.tensors[i].offset + tensor.bytes()) as usize;
         if operand.role != Role::In {
             let name = entry.operands[i.min(entry.operands.len() - 1)].name;
-            let found = compare(&tensor, &after[range.clone()], &expected[i][..range.len()], entry.tolerance);
+            let values = tensor.dims().iter().product::<u64>() as usize;
+            let allowed = entry.tolerance.under(rounding, values);
+            let found = compare(&tensor, &after[range.clone()], &expected[i][..range.len()], allowed);
             distance = distance.worse(found.map_err(|m| format!("{name}: {m}"))?);
             untouched[range.clone()].copy_from_slice(&after[range]);
         }
@@ -202,7 +205,7 @@ fn alone(
 /// What can stand alone: a token with what is cached before it, or a whole row where a token's result comes from the
 /// step's earlier tokens through a state, or where these lie on a branch.
 fn units(case: &Case) -> Vec<(crate::abi::ts_step_row, std::ops::Range<usize>)> {
-    let recurrent = [OpKind::ShortConv, OpKind::KdaStep, OpKind::KdaVerify, OpKind::KdaChunk];
+    let recurrent = [OpKind::ShortConv, OpKind::KdaStep, OpKind::KdaVerify, OpKind::KdaChunk, OpKind::KdaMix];
     if recurrent.contains(&case.kind) || case.step.rows.iter().any(|row| row.branch_offset > 0) {
         let tokens = |r: &crate::abi::ts_step_row| r.query_start as usize..(r.query_start + r.query_len) as usize;
         return case.step.rows.iter().map(|r| (*r, tokens(r))).collect();

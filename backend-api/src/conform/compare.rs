@@ -24,7 +24,7 @@ pub fn compare(tensor: &Tensor, got: &[u8], expected: &[u8], tolerance: Toleranc
     if got == expected {
         return Ok(Distance::default());
     }
-    if tensor.dtype == DType::U32 {
+    if matches!(tensor.dtype, DType::U32 | DType::I32) {
         let at = got.iter().zip(expected).position(|(a, b)| a != b).unwrap_or(0);
         return Err(format!("byte {at} of {:?} differs, and this op must be exact", tensor.dims()));
     }

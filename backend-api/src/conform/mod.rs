@@ -79,7 +79,7 @@ pub struct Options {
     pub seed: u64,
     /// Repetitions for timing; 0 = do not time.
     pub timing_runs: u32,
-    /// Only ops whose name contains this.
+    /// Only the op of this name, or if there is none, ops whose name contains it.
     pub only: Option<String>,
 }
 
@@ -87,7 +87,12 @@ pub struct Options {
 pub fn run(device: &Device, tiers: u32, profiles: u32, options: &Options) -> Result<Report, BackendError> {
     let mut session = case::Session::new(device)?;
     let mut report = Report::new(tiers, profiles);
-    let chosen = |e: &&Entry| options.only.as_ref().is_none_or(|text| e.kind.name().contains(text.as_str()));
+    let exact = CATALOGUE.iter().any(|e| options.only.as_deref() == Some(e.kind.name()));
+    let chosen = |e: &&Entry| match options.only.as_deref() {
+        None => true,
+        Some(name) if exact => e.kind.name() == name,
+        Some(text) => e.kind.name().contains(text),
+    };
     for entry in CATALOGUE.iter().filter(chosen) {
         let mut line = OpLine::new(entry.kind);
         for case in (entry.cases)(options.seed) {

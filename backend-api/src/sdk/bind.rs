@@ -52,7 +52,13 @@ impl<'a, D: DeviceImpl> Bindings<'a, D> {
         Ok(Span { arena: bound.arena, offset: bound.offset + tensor.offset, bytes })
     }
 
-    /// The C records, to compare or keep.
+    /// Whether they are the ranges of these records.
+    pub fn are(&self, other: &[ts_binding]) -> bool {
+        let same = |a: &ts_binding, b: &ts_binding| a.arena == b.arena && a.offset == b.offset && a.bytes == b.bytes;
+        self.raw.len() == other.len() && self.raw.iter().zip(other).all(|(a, b)| same(a, b))
+    }
+
+    /// The C records, to keep.
     pub fn raw(&self) -> &'a [ts_binding] {
         self.raw
     }

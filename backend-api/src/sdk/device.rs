@@ -3,9 +3,9 @@
 //! Backends whose memory is the host's get all objects from [`super::host_device`] and implement far less.
 //! Collectives (T2), cache transfer (T4) and extensions have no trait yet; the table leaves those entries null.
 
-use super::{bind::Bindings, fault::Fault, op_view::OpView, services::HostServices};
+use super::{bind::Bindings, fault::Fault, op_view::OpView, services::HostServices, tensor::Tensor};
 use crate::step::StepView;
-use crate::{abi::*, support::Support};
+use crate::{abi::*, graph::Vary, support::Support};
 
 /// What a backend says about itself.
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +41,8 @@ pub struct DeviceInfo {
     pub exclusive: bool,
     /// Ops over paged caches honour [`ts_step_row::branch_offset`](crate::abi::ts_step_row::branch_offset).
     pub branch_rows: bool,
+    /// Programs are worth preparing for several buckets, see [`ts_device_info::bucketed`](crate::abi::ts_device_info::bucketed).
+    pub bucketed: bool,
 }
 
 /// A backend: a kind of device.
@@ -87,10 +89,42 @@ pub struct Bucket {
 }
 
 impl Bucket {
+    /// Exactly a step's counts.
+    pub fn of_step(step: &StepView<'_>) -> Self {
+        let h = &step.header;
+        Self { max_tokens: h.n_tokens, max_rows: h.n_rows, max_logit_rows: h.n_logit_rows }
+    }
+
     /// Whether a step fits.
     pub fn holds(&self, step: &StepView<'_>) -> bool {
-        let h = &step.header;
-        h.n_tokens <= self.max_tokens && h.n_rows <= self.max_rows && h.n_logit_rows <= self.max_logit_rows
+        self.covers(&Self::of_step(step))
+    }
+
+    /// Whether all that fits into `other` fits here.
+    pub fn covers(&self, other: &Self) -> bool {
+        other.max_tokens <= self.max_tokens
+            && other.max_rows <= self.max_rows
+            && other.max_logit_rows <= self.max_logit_rows
+    }
+
+    /// Most entries of what a first dimension counts; `None` if it counts nothing.
+    pub fn most(&self, vary: Vary) -> Option<u32> {
+        match vary {
+            Vary::Fixed => None,
+            Vary::Tokens => Some(self.max_tokens),
+            Vary::Rows => Some(self.max_rows),
+            Vary::LogitRows => Some(self.max_logit_rows),
+        }
+    }
+
+    /// Refuses an operand whose first dimension varies and holds less.
+    pub fn check_room(&self, tensor: &Tensor) -> Result<(), Fault> {
+        match self.most(tensor.vary) {
+            Some(need) if (tensor.dims[0] as u64) < u64::from(need) => {
+                Err(Fault::invalid(format!("holds {} entries of the {need} wanted", tensor.dims[0])))
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -133,6 +167,8 @@ pub trait DeviceImpl: Send + Sync + Sized + 'static {
     const PROGRAMS: bool;
     /// Whether `support` ever asks for packing.
     const PACKS: bool;
+    /// Whether host memory is used in place (`import`); without it the host copies weights to the device.
+    const IMPORTS: bool = false;
 
     /// The sticky error, if the device is lost. Thread-safe.
     fn status(&self) -> Result<(), Fault> {

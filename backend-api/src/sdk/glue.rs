@@ -193,6 +193,7 @@ pub(super) unsafe extern "C" fn device_info<B: BackendImpl>(
             out.page_tokens = own.page_tokens.unwrap_or(0);
             (out.host_mapped, out.exclusive) = (own.host_mapped.into(), own.exclusive.into());
             out.branch_rows = own.branch_rows.into();
+            out.bucketed = own.bucketed.into();
             out.name = sized::str_to(intern(&own.name));
             sized::write(info, &out).then_some(()).ok_or_else(|| null("info"))
         })

@@ -160,20 +160,7 @@ impl<T: HostDevice> HostBacked<T> {
 
 /// Every varying first dimension holds the step's count.
 fn fits(op: &OpView<'_>, bucket: &Bucket) -> Result<(), Fault> {
-    use crate::graph::Vary;
-    for (i, t) in op.operands().enumerate() {
-        let need = match t.vary {
-            Vary::Fixed => continue,
-            Vary::Tokens => bucket.max_tokens,
-            Vary::Rows => bucket.max_rows,
-            Vary::LogitRows => bucket.max_logit_rows,
-        };
-        if (t.dims[0] as u64) < u64::from(need) {
-            let f = Fault::invalid(format!("holds {} entries of the {need} wanted", t.dims[0]));
-            return Err(named(op, i, f));
-        }
-    }
-    Ok(())
+    op.operands().enumerate().try_for_each(|(i, t)| bucket.check_room(&t).map_err(|f| named(op, i, f)))
 }
 
 impl<T: HostDevice> DeviceImpl for HostBacked<T> {
@@ -183,6 +170,7 @@ impl<T: HostDevice> DeviceImpl for HostBacked<T> {
     type Program = HostProgram<T>;
     const PROGRAMS: bool = true;
     const PACKS: bool = T::PACKS;
+    const IMPORTS: bool = true;
 
     fn status(&self) -> Result<(), Fault> {
         self.0.status()
@@ -262,8 +250,7 @@ impl<T: HostDevice> DeviceImpl for HostBacked<T> {
         let (block, bytes) = Self::step_memory(bindings)?;
         // SAFETY: a checked range of a live arena; ops do not write the parameter block.
         let step = StepView::new(unsafe { core::slice::from_raw_parts(block, bytes) }).map_err(Fault::invalid)?;
-        let h = &step.header;
-        fits(op, &Bucket { max_tokens: h.n_tokens, max_rows: h.n_rows, max_logit_rows: h.n_logit_rows })?;
+        fits(op, &Bucket::of_step(&step))?;
         let prepared = self.prepare_op(op, bindings)?;
         let name = |f: Fault| Fault { message: format!("{} {}: {}", op.kind(), op.label(), f.message), ..f };
         self.0.run(queue, core::slice::from_ref(&prepared), &step).map_err(name)
@@ -328,7 +315,7 @@ impl<T: HostDevice> HostBacked<T> {
         run: &RunView<'_, Self>,
     ) -> Result<(), Fault> {
         if let Some(bindings) = &run.bindings
-            && !same(bindings.raw(), &program.bindings)
+            && !bindings.are(&program.bindings)
         {
             let again = |r: &OpRecord| self.prepare_op(&OpView::from_record(r)?, bindings);
             program.prepared = program.ops.iter().map(again).collect::<Result<_, _>>()?;
@@ -355,8 +342,4 @@ impl<T: HostDevice> HostBacked<T> {
             None => f,
         })
     }
-}
-
-fn same(a: &[ts_binding], b: &[ts_binding]) -> bool {
-    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.arena == b.arena && a.offset == b.offset && a.bytes == b.bytes)
 }

@@ -18,7 +18,9 @@ pub fn table<B: BackendImpl>() -> ts_backend_table {
     t.device_close = Some(glue::device_close::<B>);
     t.device_status = Some(glue::device_status::<B>);
     t.arena_alloc = Some(glue::arena_alloc::<B>);
-    t.arena_import = Some(glue::arena_import::<B>);
+    if B::Device::IMPORTS {
+        t.arena_import = Some(glue::arena_import::<B>);
+    }
     t.arena_free = Some(glue::arena_free::<B>);
     t.arena_map = Some(glue::arena_map::<B>);
     t.arena_write = Some(glue::arena_write::<B>);

@@ -27,7 +27,7 @@ debug_plain! {
     ts_step_row { table_row, computed, query_start, query_len, state_read, state_write, state_tokens, branch_offset }
     ts_step_token { id, position, row }
     ts_table_delta { component, table_row, index, block }
-    ts_sample { temperature, top_p, min_p, top_k, seed, position, sample_index }
+    ts_sample { temperature, top_p, min_p, top_k, seed, position, sample_index, relay_slot }
 }
 
 impl ts_step_row {
@@ -55,6 +55,8 @@ pub struct StepData {
     pub logit_rows: Vec<u32>,
     /// Block-table changes.
     pub deltas: Vec<ts_table_delta>,
+    /// Sampling records: none, or one per logit row.
+    pub samples: Vec<ts_sample>,
 }
 
 /// Bytes aligned to 16, as a parameter block must be.
@@ -127,19 +129,20 @@ impl StepData {
         let tokens = place(size_of_val(&self.tokens[..]));
         let logit_rows = place(size_of_val(&self.logit_rows[..]));
         let deltas = place(size_of_val(&self.deltas[..]));
+        let samples = place(size_of_val(&self.samples[..]));
         let header = ts_step {
             struct_size: size_of::<ts_step>() as u32,
             n_tokens: self.tokens.len() as u32,
             n_rows: self.rows.len() as u32,
             n_logit_rows: self.logit_rows.len() as u32,
             n_deltas: self.deltas.len() as u32,
-            n_samples: 0,
+            n_samples: self.samples.len() as u32,
             sequence: self.sequence,
             rows_offset: rows as u32,
             tokens_offset: tokens as u32,
             logit_rows_offset: logit_rows as u32,
             deltas_offset: deltas as u32,
-            samples_offset: 0,
+            samples_offset: samples as u32,
             bytes: at as u32,
         };
         let mut out = AlignedBytes::zeroed(at);
@@ -148,6 +151,7 @@ impl StepData {
         put(&mut out, tokens, &self.tokens);
         put(&mut out, logit_rows, &self.logit_rows);
         put(&mut out, deltas, &self.deltas);
+        put(&mut out, samples, &self.samples);
         out
     }
 }

@@ -19,7 +19,7 @@ pub struct StepView<'a> {
     pub logit_rows: &'a [u32],
     /// Block-table changes to apply before the step.
     pub deltas: &'a [ts_table_delta],
-    /// Sampling records.
+    /// Sampling records: none, or one per logit row.
     pub samples: &'a [ts_sample],
 }
 
@@ -62,6 +62,9 @@ impl<'a> StepView<'a> {
         }
         if let Some(i) = view.logit_rows.iter().position(|&t| t >= header.n_tokens) {
             return Err(bad(&format!("logit row {i} names token {} of {}", view.logit_rows[i], header.n_tokens)));
+        }
+        if !view.samples.is_empty() && view.samples.len() != view.logit_rows.len() {
+            return Err(bad(&format!("{} samples for {} logit rows", header.n_samples, header.n_logit_rows)));
         }
         Ok(view)
     }
@@ -153,7 +156,8 @@ mod tests {
     #[test]
     fn bad_blocks_are_refused() {
         type Change = fn(&mut ts_step, &mut [ts_step_token; 3], &mut u32);
-        let cases: [(&str, Change); 8] = [
+        let cases: [(&str, Change); 9] = [
+            ("2 samples for 1 logit rows", |h, _, _| (h.n_samples, h.samples_offset) = (2, 16)),
             ("end", |h, _, _| h.n_rows = 1000),
             ("token 1 names row 2", |_, t, _| t[1].row = 2),
             ("logit row 0 names token 3", |_, _, l| *l = 3),

@@ -12,9 +12,15 @@ fn kinds() -> impl Iterator<Item = OpKind> {
     OpKind::ALL.into_iter().filter(|k| (*k as u32) & 0xff < 16)
 }
 
-fn vary(kind: OpKind, _: &Value, operand: &str) -> Vary {
+fn vary(kind: OpKind, file: &Value, operand: &str) -> Vary {
     match operand {
         "y [L, D]" => Vary::LogitRows,
+        // Operands in the middle are optional, so the number of one does not tell which it is.
+        _ if kind == OpKind::Sample => match file["name"].as_str() {
+            Some("logits" | "chosen" | "logprobs") => Vary::LogitRows,
+            _ => Vary::Fixed,
+        },
+        _ if kind == OpKind::Embedding && file["name"] == "y" => Vary::Tokens,
         _ if kind == OpKind::TableUpdate => Vary::Fixed,
         _ if operand.contains("[T") => Vary::Tokens,
         _ => Vary::Fixed,
@@ -58,6 +64,8 @@ fn seed_bug(case: &mut Case) {
         // One row beside the branch.
         OpKind::KvMove => case.step.rows.iter_mut().for_each(|r| r.branch_offset += 1),
         OpKind::RowGather => case.step.logit_rows.iter_mut().for_each(|r| *r = r.saturating_sub(1)),
+        // The generator's counter one too far.
+        OpKind::Sample => case.step.samples.iter_mut().for_each(|s| s.position += 1),
         other => unreachable!("{other} is not one of this file's"),
     }
 }

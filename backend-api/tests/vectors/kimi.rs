@@ -25,7 +25,7 @@ fn vectors() -> Vec<Vector> {
 fn absolute(kind: OpKind) -> f64 {
     use OpKind::*;
     match kind {
-        KdaStep | KdaVerify | KdaReplay | KdaChunk | Experts | GatedRmsNorm | SigmoidMul => 1e-6,
+        KdaStep | KdaVerify | KdaReplay | KdaChunk | KdaMix | Experts | GatedRmsNorm | SigmoidMul => 1e-6,
         _ => 1e-9,
     }
 }
@@ -57,7 +57,7 @@ fn seed_bug(case: &mut Case) {
         // A clamped softplus is not the bounded gate.
         OpKind::KdaGate => case.attrs.i[0] ^= 1,
         // The state forgotten.
-        OpKind::KdaStep | OpKind::KdaVerify | OpKind::KdaChunk | OpKind::KdaReplay => fresh(case),
+        OpKind::KdaStep | OpKind::KdaVerify | OpKind::KdaChunk | OpKind::KdaReplay | OpKind::KdaMix => fresh(case),
         OpKind::KdaRecord => case.operands.swap(1, 2),
         OpKind::MlaAbsorb | OpKind::MlaValue => negate(&mut case.operands[1]),
         OpKind::MlaAttention => case.step.tokens.iter_mut().for_each(|t| t.position = t.position.saturating_sub(1)),

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 use tokenspeed_backend_api::{
-    abi::{ts_step_row, ts_step_token, ts_table_delta},
+    abi::{ts_sample, ts_step_row, ts_step_token, ts_table_delta},
     catalogue::{Case, CaseOperand, Role, entry},
     dtype::DType,
     graph::Vary,
@@ -78,6 +78,7 @@ fn operand(v: &Value, vary: Vary, role: Role) -> CaseOperand {
 
 fn encode(dtype: DType, data: &[f64]) -> Vec<u8> {
     match dtype {
+        DType::I32 => data.iter().flat_map(|x| (*x as i32).to_ne_bytes()).collect(),
         DType::U32 => data.iter().flat_map(|x| (*x as u32).to_ne_bytes()).collect(),
         DType::U8 => data.iter().map(|x| *x as u8).collect(),
         // Codes in element order: the low nibble first.
@@ -116,12 +117,31 @@ fn step(v: &Value) -> StepData {
         index: field(d, "index"),
         block: field(d, "block"),
     };
+    let float = |s: &Value, name: &str| s[name].as_f64().unwrap_or(0.0) as f32;
+    let sample = |s: &Value| ts_sample {
+        temperature: float(s, "temperature"),
+        top_p: float(s, "top_p"),
+        min_p: float(s, "min_p"),
+        repetition_penalty: float(s, "repetition_penalty"),
+        frequency_penalty: float(s, "frequency_penalty"),
+        presence_penalty: float(s, "presence_penalty"),
+        top_k: field(s, "top_k"),
+        n_logprobs: field(s, "n_logprobs"),
+        seed: s["seed"].as_u64().unwrap_or(0),
+        position: field(s, "position"),
+        sample_index: field(s, "sample_index"),
+        counts_handle: field(s, "counts_handle"),
+        bias_handle: field(s, "bias_handle"),
+        mask_handle: field(s, "mask_handle"),
+        relay_slot: field(s, "relay_slot"),
+    };
     StepData {
         sequence: 1,
         rows: list(&v["rows"]).iter().map(row).collect(),
         tokens: list(&v["tokens"]).iter().map(token).collect(),
         logit_rows: numbers(&v["logit_rows"]).into_iter().map(|x| x as u32).collect(),
         deltas: list(&v["deltas"]).iter().map(delta).collect(),
+        samples: list(&v["samples"]).iter().map(sample).collect(),
     }
 }
 
@@ -133,7 +153,9 @@ pub fn check(case: &Case, outputs: &[(usize, Vec<f64>)], absolute: f64) -> Resul
     let results = case.run_reference(2);
     for (index, expected) in outputs {
         let dtype = case.operands[*index].tensor.dtype;
-        let got: Vec<f64> = if dtype == DType::U32 {
+        let got: Vec<f64> = if dtype == DType::I32 {
+            results[*index].as_chunks::<4>().0.iter().map(|b| f64::from(i32::from_ne_bytes(*b))).collect()
+        } else if dtype == DType::U32 {
             results[*index].as_chunks::<4>().0.iter().map(|b| f64::from(u32::from_ne_bytes(*b))).collect()
         } else {
             let mut values = vec![0f32; expected.len()];

@@ -1,12 +1,15 @@
-"""Portable matrix product: out[M, N] = x[M, K] . w[N, K]^T, accumulated in f32.
+"""Matrix products with weights as they lie in a checkpoint, [outputs, inputs], so that both operands run along K.
 
-Weights lie as in a checkpoint, [outputs, inputs], so both operands run along K. M, N and K are run-time values and any of
-them may be ragged: rows and columns outside are masked, never read. Plain Triton on purpose: the lane layout of every matrix
-instruction here is the compiler's, which makes this kernel the second source that specialised ones are compared with.
+`linear` is what programs launch: f32 rows in and out. M is the step's count, N and K are run-time values, and any of them may
+be ragged: rows and columns outside are masked, never read. K is walked in the same order by the same instruction whatever the
+tile, so a row's bits depend neither on its neighbours nor on how many there are. `gemm` has bf16 rows and no step: plain
+Triton on purpose, it is the second source of the emulator's tests. The lane layout of every matrix instruction is the compiler's.
 """
 
 import triton
 import triton.language as tl
+
+import step as st
 
 
 @triton.jit
@@ -28,3 +31,34 @@ def gemm(x, w, out, M, N, K, ldx, ldw, ldo, BM: tl.constexpr, BN: tl.constexpr, 
         pw += BK
     po = out + rm[:, None].to(tl.int64) * ldo + rn[None, :]
     tl.store(po, acc.to(out.dtype.element_ty), mask=(rm[:, None] < M) & (rn[None, :] < N))
+
+
+@triton.jit
+def linear(step, count_word, count_fixed, x, w, bias, y, N, K, ldx, ldw, ldy, EXACT: tl.constexpr, BIAS: tl.constexpr,
+           BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """y[M, N] = x[M, K] . w[N, K]^T (+ bias); grid (ceil(rows / BM), ceil(N / BN)).
+
+    Factors are rounded to bf16, or with EXACT taken as f32; sums are f32. Without BIAS the pointer is not read.
+    """
+    M = st.rows_of(step, count_word, count_fixed)
+    if tl.program_id(0) * BM < M:
+        rm = tl.program_id(0) * BM + tl.arange(0, BM)
+        rn = tl.program_id(1) * BN + tl.arange(0, BN)
+        rk = tl.arange(0, BK)
+        px = x + rm[:, None].to(tl.int64) * ldx + rk[None, :]
+        pw = w + rn[None, :].to(tl.int64) * ldw + rk[:, None]
+        acc = tl.zeros((BM, BN), tl.float32)
+        for k in range(0, K, BK):
+            inside = k + rk < K
+            a = tl.load(px, mask=(rm[:, None] < M) & inside[None, :], other=0.0)
+            b = tl.load(pw, mask=inside[:, None] & (rn[None, :] < N), other=0.0)
+            if EXACT:
+                acc = tl.dot(a, b.to(tl.float32), acc, input_precision="ieee")
+            else:
+                acc = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), acc)
+            px += BK
+            pw += BK
+        if BIAS:
+            acc += tl.load(bias + rn, mask=rn < N, other=0.0)[None, :]
+        po = y + rm[:, None].to(tl.int64) * ldy + rn[None, :]
+        tl.store(po, acc, mask=(rm[:, None] < M) & (rn[None, :] < N))

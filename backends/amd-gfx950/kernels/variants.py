@@ -1,14 +1,38 @@
 """What is compiled: every shipped kernel variant and every probe, as data.
 
 `group` "shipped" goes beside the plugin; "probe" exists to show what instructions compute and is never launched in serving.
-`divisible` names arguments that must be multiples of 16 (pointers: of 16 bytes): a promise to the compiler that the
-launcher checks. `grid` gives work-groups per axis as formulas over arguments and constants.
+A name that ends in `_ragged` makes no promise; the launcher takes it where its sibling's are not kept. `divisible` names
+arguments that must be multiples of 16 (pointers: of 16 bytes): a promise to the compiler that the launcher checks. `grid` gives work-groups per axis as formulas over arguments and constants.
 """
 
+import attn_res
+import cache
+import elementwise
+import experts
+import experts_mxfp4
 import gemm
+import headnorm
+import kda
+import kda_chunk
+import kda_decode
+import kda_replay
+import kda_scan
+import mla
+import mla_decode
+import mla_split
+import paged
 import probe
+import rope
+import router
+import routes
+import short_conv
+import tables
 
 BF16, F16, F32, FP8, BF8, U8, I32 = "*bf16", "*fp16", "*fp32", "*fp8e4nv", "*fp8e5", "*u8", "i32"
+STEP, TABLE, FLOAT = "*i32", "*i32", "fp32"
+PLAIN = {"f32": F32, "bf16": BF16, "f16": F16, "fp8": FP8}
+# The two arguments of `rows_of`, behind `step`.
+COUNT = [STEP, I32, I32]
 
 
 def variant(group, name, fn, types, constants, grid, divisible, warps=4, **options):
@@ -27,17 +51,270 @@ def variant(group, name, fn, types, constants, grid, divisible, warps=4, **optio
     }
 
 
-def gemms():
-    for out, out_type in (("bf16", BF16), ("f32", F32)):
-        for bm, bn, bk in ((16, 64, 128), (64, 64, 64), (128, 128, 64)):
-            yield variant(
-                "shipped", f"gemm_bf16_{out}_{bm}x{bn}x{bk}", gemm.gemm,
-                [BF16, BF16, out_type] + [I32] * 6, {"BM": bm, "BN": bn, "BK": bk},
-                ["ceil(M/BM)", "ceil(N/BN)", "1"], ["x", "w", "out", "ldx", "ldw", "ldo"],
-            )
+def promised(name, fn, types, constants, grid, divisible, **options):
+    """A variant whose rows are whole vectors, and its sibling for all others."""
+    yield variant("shipped", name, fn, types, constants, grid, divisible, **options)
+    yield variant("shipped", f"{name}_ragged", fn, types, constants, grid, [], **options)
+
+
+def elementwises():
+    for op in ("silu", "sigmoid"):
+        yield from promised(f"unary_{op}", elementwise.unary, [*COUNT, F32, F32, I32, I32, I32], {"OP": op, "B": 1024},
+                            ["rows", "ceil(D/B)", "1"], ["x", "y", "D", "ldx", "ldy"])
+    yield from promised("binary_situ_mul", elementwise.situ_mul, [*COUNT, F32, F32, F32, I32, I32, I32, I32, FLOAT, FLOAT],
+                        {"B": 1024}, ["rows", "ceil(D/B)", "1"], ["a", "b", "y", "D", "lda", "ldb", "ldy"])
+    for op in ("add", "mul", "silu_mul", "sigmoid_mul"):
+        yield from promised(f"binary_{op}", elementwise.binary, [*COUNT, F32, F32, F32, I32, I32, I32, I32],
+                            {"OP": op, "B": 1024}, ["rows", "ceil(D/B)", "1"], ["a", "b", "y", "D", "lda", "ldb", "ldy"])
+    for x, y in [("f32", k) for k in PLAIN] + [(k, "f32") for k in PLAIN if k != "f32"]:
+        yield variant("shipped", f"convert_{x}_{y}", elementwise.convert, [*COUNT, PLAIN[x], PLAIN[y], I32, I32, I32],
+                      {"B": 1024}, ["rows", "ceil(D/B)", "1"], [])
+    for w in ("f32", "bf16"):
+        for name, b, warps in (("head", 128, 1), ("row", 1024, 4)):
+            yield from promised(f"rmsnorm_{w}_{name}", elementwise.rmsnorm,
+                                [*COUNT, F32, PLAIN[w], F32, I32, I32, I32, I32, FLOAT], {"B": b}, ["rows", "H", "1"],
+                                ["x", "w", "y", "D", "ldx", "ldy"], warps=warps)
+        yield from promised(f"add_rmsnorm_{w}", elementwise.add_rmsnorm,
+                            [*COUNT, F32, F32, PLAIN[w], F32, F32, I32, I32, I32, I32, I32, FLOAT], {"B": 1024},
+                            ["rows", "1", "1"], ["x", "residual", "w", "total", "y", "D", "ldx", "ldr", "ldt", "ldy"])
+
+
+def movers():
+    yield variant("shipped", "table_update", tables.table_update, [STEP, TABLE, I32, I32, I32], {"B": 32}, ["1", "1", "1"],
+                  [], warps=1)
+    for k in ("f32", "bf16", "f16"):
+        yield from promised(f"embedding_{k}", tables.embedding, [STEP, PLAIN[k], TABLE, F32, I32, I32, I32, I32, I32], {"B": 1024},
+                            ["tokens", "ceil(D/B)", "1"], ["table", "y", "D", "ldt", "ldy"])
+    yield from promised("row_gather", tables.row_gather, [STEP, F32, F32, I32, I32, I32], {"B": 1024},
+                        ["logit rows", "ceil(D/B)", "1"], ["x", "y", "D", "ldx", "ldy"])
+    yield from promised("slice", tables.slice, [*COUNT, F32, F32, I32, I32, I32], {"B": 1024}, ["rows", "ceil(D/B)", "1"],
+                        ["x", "y", "D", "ldx", "ldy"])
+    yield from promised("concat", tables.concat, [*COUNT, F32, F32, F32, I32, I32, I32, I32, I32], {"B": 1024},
+                        ["rows", "ceil((A+C)/B)", "1"], ["a", "b", "y", "A", "C", "lda", "ldb", "ldy"])
+    for name, pairs in (("halves", False), ("pairs", True)):
+        yield variant("shipped", f"rope_{name}", rope.rope, [STEP, F32, F32, F32, I32, I32, I32, I32, I32, FLOAT],
+                      {"PAIRS": pairs, "B": 64}, ["tokens", "H", "1"], [], warps=1)
+
+
+def residuals():
+    # One tile holds a row, 8 columns a lane.
+    for b, warps in ((512, 1), (2048, 4), (8192, 16)):
+        for name, n, chain in (("mix", 9, False), ("chain", 4, True), ("combine", 1, True)):
+            given = [f"v{i}" for i in range(n)] + [f"ld{i}" for i in range(n)]
+            kinds = [*COUNT, F32, F32, *[F32] * 9, *[I32] * 10, *[F32] * 4, *[I32] * 5, FLOAT, I32, I32]
+            yield from promised(f"attn_res_{name}_{b}", attn_res.mix, kinds, {"N": n, "CHAIN": chain, "B": b},
+                                ["rows", "1", "1"], ["norm", "proj", *given, "acc", "y", "D", "lda", "ldy"], warps=warps)
+        weights = [f"{k}{i}" for k in "np" for i in range(16)]
+        yield from promised(f"attn_res_scores_{b}", attn_res.scores, [*COUNT, *[F32] * 34, *[I32] * 4, FLOAT, I32], {"B": b},
+                            ["ceil(rows/each)", "ceil(n/4)", "1"], ["x", *weights, "D", "ldx"], warps=warps)
+    given = [f"{k}{i}" for k in ("v", "ld") for i in range(8)]
+    yield from promised("attn_res_partial", attn_res.partial, [*COUNT, *[F32] * 16, *[I32] * 17, *[F32] * 3, *[I32] * 4],
+                        {"B": 1024}, ["rows", "ceil(D/B)", "1"], [*given, "acc", "D", "lda"])
+
+
+def routers():
+    for b, warps in ((64, 1), (256, 1), (1024, 1), (4096, 4)):
+        for grouped in (False, True):
+            yield variant("shipped", f"router_topk_{b}{'_grouped' if grouped else ''}", router.topk,
+                          [*COUNT, F32, F32, "*i32", F32, *[I32] * 7, FLOAT, I32], {"GROUPED": grouped, "BG": 64, "BK": 64, "B": b},
+                          ["rows", "1", "1"], [], warps=warps)
+
+
+def moes():
+    i32 = "*i32"
+    yield variant("shipped", "routes_sort", routes.sort, [*COUNT, i32, i32, i32, I32, I32, I32], {"B": 1024}, ["1", "1", "1"],
+                  [], warps=16)
+    yield variant("shipped", "routes_clear", routes.clear, [i32, I32], {"B": 1024}, ["ceil(E/B)", "1", "1"], [])
+    yield variant("shipped", "routes_count", routes.count, [*COUNT, i32, i32, i32, I32, I32], {"B": 1024},
+                  ["ceil(routes/B)", "1", "1"], [])
+    yield variant("shipped", "routes_cut", routes.cut, [i32, i32, i32, I32, I32], {"B": 1024}, ["1", "1", "1"], [], warps=16)
+    yield variant("shipped", "routes_place", routes.place, [*COUNT, i32, i32, i32, i32, I32, I32], {"B": 1024},
+                  ["ceil(routes/B)", "1", "1"], [])
+    yield from promised("experts_combine", experts.combine, [*COUNT, F32, F32, F32, *[I32] * 6], {"B": 1024},
+                        ["rows", "ceil(width/B)", "1"], ["o", "y", "width", "first", "ldy"])
+    # One order of K for all tiles: BK and the instruction are the same.
+    plain = (("walk_16", False, 16), ("sorted_16", True, 16))
+    for form, w, exact, bk, tiles in (
+        ("f32_f32", F32, True, 32, plain), ("f32_bf16", F32, False, 64, plain), ("f16_f32", F16, True, 32, plain),
+        ("f16_bf16", F16, False, 64, plain), ("bf16_f32", BF16, True, 32, plain),
+        ("bf16_bf16", BF16, False, 64, (*plain, ("sorted_64", True, 64))), ("mxfp4_f32", U8, True, 128, plain),
+        ("mxfp4_bf16", U8, False, 128, (*plain, ("sorted_64", True, 64)))):
+        hidden = F32 if exact else BF16
+        # MXFP4 has whole groups of 32 in any case; its siblings are for stacks that lie at odd addresses. Taller tiles
+        # have none. Products of f32 are for telling rounding from mistakes: one variant each.
+        extents = ["N", "K"] if w == U8 else []
+        for name, by_expert, bm in tiles:
+            up_types = [*COUNT, F32, i32, i32, w, w, U8, U8, i32, i32, hidden, *[I32] * 10, FLOAT, FLOAT]
+            down_types = [*COUNT, hidden, i32, i32, w, U8, i32, i32, F32, *[I32] * 8]
+            for suffix in ("",) if exact or bm > 16 else ("", "_ragged"):
+                firm = not exact and not suffix
+                constants = {"SORTED": by_expert, "SPARE": firm, "MX": w == U8, "EXACT": exact, "BM": bm, "BN": 64 if firm else 32, "BK": bk}
+                options = {"warps": 4, "matrix_instr_nonkdim": 16, "num_stages": 2 if firm else 1}
+                up_kept = ["x", "w1", "w3", "h", "N", "K", "ldx", "pitch1", "pitch3"] if firm else extents
+                down_kept = ["h", "w2", "o", "N", "K", "first", "width", "pitch"] if firm else extents
+                yield variant("shipped", f"experts_up_{form}_{name}{suffix}", experts.up, up_types, constants,
+                              ["tiles", "ceil(N/BN)", "1"], up_kept, **options)
+                yield variant("shipped", f"experts_down_{form}_{name}{suffix}", experts.down, down_types, constants,
+                              ["tiles", "ceil(width/BN)", "1"], down_kept, **options)
+    for name, by_expert, bm in (*plain, ("sorted_32", True, 32), ("sorted_64", True, 64), ("sorted_128", True, 128)):
+        warps = 1 if bm == 16 else 4
+        constants = {"SORTED": by_expert, "BM": bm}
+        yield variant("shipped", f"experts_mxfp4_up_{name}", experts_mxfp4.up,
+                      [*COUNT, BF16, i32, i32, U8, U8, U8, U8, i32, i32, BF16, *[I32] * 10, FLOAT, FLOAT],
+                      {**constants, "BN": 16 * warps, "RING": 4 if bm == 16 else 2}, ["tiles", "N/BN", "1"],
+                      ["x", "w1", "w3", "h", "N", "K", "KB", "pitch1", "pitch3"], warps=warps)
+        yield variant("shipped", f"experts_mxfp4_down_{name}", experts_mxfp4.down,
+                      [*COUNT, BF16, i32, i32, U8, U8, i32, i32, F32, *[I32] * 9],
+                      {**constants, "BN": 32 * warps, "RING": 3}, ["tiles", "width/BN", "1"],
+                      ["h", "w2", "o", "N", "NB", "K", "first", "width", "pitch"], warps=warps)
+
+
+def caches():
+    for k in PLAIN:
+        yield variant("shipped", f"kv_write_{k}", paged.kv_write, [STEP, F32, PLAIN[k], TABLE, I32, I32, I32, I32], {"B": 1024},
+                      ["tokens", "ceil(W/B)", "1"], [])
+        for exact, rows in ((False, (16, 64)), (True, (16,))):
+            for bm in rows:
+                for bd in (64, 128):
+                    yield from promised(
+                        f"paged_attention_{k}_{'f32' if exact else 'bf16'}_{bm}x{bd}", paged.paged_attention,
+                        [STEP, F32, PLAIN[k], PLAIN[k], TABLE, F32] + [I32] * 9 + [FLOAT, I32],
+                        {"EXACT": exact, "BM": bm, "BN": 32, "BD": bd, "R": 4 * bd}, ["query tiles", "HKV", "1"],
+                        ["q", "k", "v", "y", "D", "DV", "ldq", "ldy"], warps=4 if bd == 64 else 8, matrix_instr_nonkdim=16,
+                        num_stages=1)
+
+
+def linears():
+    # One order of K for all tiles: BK and the instruction are the same.
+    for bias in (False, True):
+        for w, exact, tiles in (("bf16", False, ((16, 64, 64), (64, 64, 64), (128, 128, 64))),
+                                ("bf16", True, ((16, 64, 32), (64, 64, 32))), ("f32", True, ((16, 64, 32), (64, 64, 32)))):
+            for bm, bn, bk in tiles:
+                name = f"linear_{w}_{'f32' if exact else 'bf16'}_{bm}x{bn}" + ("_bias" if bias else "")
+                yield from promised(
+                    name, gemm.linear, [*COUNT, F32, PLAIN[w], F32, F32] + [I32] * 5,
+                    {"EXACT": exact, "BIAS": bias, "BM": bm, "BN": bn, "BK": bk}, ["ceil(rows/BM)", "ceil(N/BN)", "1"],
+                    ["x", "w", "y", "K", "ldx", "ldw", "ldy"], warps=8 if bm == 128 else 4,
+                    matrix_instr_nonkdim=16)
+
+
+def pages():
+    for k, kind in PLAIN.items():
+        yield variant("shipped", f"kv_read_{k}", cache.kv_read, [STEP, kind, TABLE, F32] + [I32] * 6, {"B": 1024},
+                      ["tokens", "ceil(D/B)", "1"], [])
+    for k, kind in (("8", "*i8"), ("16", "*i16"), ("32", "*i32")):
+        yield variant("shipped", f"kv_move_{k}", cache.kv_move, [STEP, kind, TABLE] + [I32] * 4, {"B": 1024},
+                      ["rows", "ceil(D/B)", "1"], [])
+
+
+def mlas():
+    for k, kind in PLAIN.items():
+        yield from promised(f"mla_write_{k}", mla.write, [STEP, F32, F32, kind, TABLE] + [I32] * 6 + [FLOAT], {"B": 1024},
+                            ["tokens", "1", "1"], ["x", "w", "cache", "R", "W", "ldx", "ldc"])
+        # With f32 factors, the masks of wide ragged tiles do not fit into scalar registers.
+        for exact, tiles in ((False, ((False, 64), (False, 512), (True, 512))), (True, ((False, 64), (True, 512)))):
+            for full, rb in tiles:
+                name = f"mla_attention_{k}_{'f32' if exact else 'bf16'}_{rb}{'' if full else '_ragged'}"
+                yield variant("shipped", name, mla.attention, [STEP, F32, kind, TABLE, F32] + [I32] * 8 + [FLOAT],
+                              {"EXACT": exact, "FULL": full, "RB": rb, "BM": 16, "BN": 64 if exact else 32, "BK": 32 if exact else 64},
+                              ["ceil(tokens*H/BM)", "1", "1"],
+                              ["q", "cache", "y", "R", "W", "ldq", "ldc", "ldy"] if full else [],
+                              matrix_instr_nonkdim=16)
+    for k, keys in (("bf16", 32), ("fp8", 64)):
+        for rows, ra, rb, fold in ((16, 16, 0, False), (64, 32, 16, False), (64, 32, 16, True), (128, 64, 32, False)):
+            yield variant("shipped", f"mla_decode_{k}_{ra + rb}{'_fold' if fold else ''}", mla_decode.decode,
+                          ["*i32", F32, PLAIN[k], TABLE, F32, BF16, F32] + [I32] * 8 + [FLOAT],
+                          {"ROWS": rows, "RA": ra, "RB": rb, "KEYS": keys, "STAGES": 3, "FOLD": fold}, ["groups", "1", "1"],
+                          ["q", "cache", "y", "partial", "sums", "ldq", "ldc", "ldy"])
+    yield variant("shipped", "mla_deal", mla_split.deal, [STEP, "*i32", I32, I32], {"B": 64}, ["rows", "1", "1"], [], warps=1)
+    yield variant("shipped", "mla_merge", mla_split.merge, [STEP, BF16, F32, F32] + [I32] * 4, {"R": 512, "AHEAD": 8},
+                  ["tokens", "H", "1"], ["partial", "sums", "y", "ldy"], warps=1)
+    for name, absorb in (("absorb", True), ("value", False)):
+        for w, exact, bk in (("bf16", False, 64), ("bf16", True, 32), ("f32", True, 32)):
+            for bm, full in ((16, True), (16, False), (64, True), (64, False)):
+                yield variant("shipped", f"mla_{name}_{w}_{'f32' if exact else 'bf16'}_{bm}{'' if full else '_ragged'}", mla.project,
+                              [*COUNT, F32, PLAIN[w], F32] + [I32] * 10,
+                              {"ABSORB": absorb, "EXACT": exact, "FULL": full, "BM": bm, "BN": 64, "BK": bk},
+                              ["ceil(rows/BM)", "H", "ceil(N/BN)+ABSORB"],
+                              ["x", "w", "y", "N", "K", "xh", "yh", "ldw", "ldx", "ldy"] if full else [],
+                              matrix_instr_nonkdim=16)
+
+
+# Ops whose bits agree with those of a fused form or a replay: nothing is contracted behind the source's back.
+EXACTLY = {"enable_fp_fusion": False}
+
+
+def linear_attention():
+    for size, b in (("head", 128), ("wide", 256)):
+        yield from promised(f"l2norm_{size}", headnorm.l2norm, [*COUNT, F32, F32, I32, I32, I32, I32, FLOAT, FLOAT], {"B": b},
+                            ["rows", "H", "1"], ["x", "y", "D", "ldx", "ldy"], warps=1, **EXACTLY)
+        yield from promised(f"gated_rmsnorm_{size}", headnorm.gated_rmsnorm,
+                            [*COUNT, F32, F32, F32, F32, I32, I32, I32, I32, I32, FLOAT], {"B": b}, ["rows", "H", "1"],
+                            ["x", "gate", "w", "y", "D", "ldx", "ldg", "ldy"], warps=1, **EXACTLY)
+    yield from promised("kda_gate", kda.gate, [*COUNT, F32, F32, F32, F32, I32, I32, I32, I32, I32, FLOAT], {"B": 512},
+                        ["rows", "ceil(C/B)", "1"], ["f", "dt_bias", "g", "C", "K", "ldf", "ldg"], **EXACTLY)
+    for w in ("f32", "bf16", "f16"):
+        for frozen in (False, True):
+            yield from promised(
+                f"short_conv_{w}" + ("_frozen" if frozen else ""), short_conv.short_conv,
+                [STEP, F32, F32, F32, F32, F32, F32, PLAIN[w], F32, F32, F32] + [I32] * 9, {"FROZEN": frozen, "B": 256},
+                ["tokens", "ceil(C/B)", "3"],
+                ["q", "k", "v", "wq", "wk", "wv", "window", "yq", "yk", "yv", "C", "ldq", "ldk", "ldv", "ldw", "ldyq", "ldyk", "ldyv"],
+                warps=1, **EXACTLY)
+        yield variant("shipped", f"kda_record_{w}", kda_replay.record,
+                      [STEP, F32, F32, F32, F32, F32, PLAIN[w]] + [I32] * 9, {"B": 1024}, ["tokens", "1", "1"], [])
+    for keep, form in ((True, "step"), (False, "verify")):
+        yield variant("shipped", f"kda_{form}_32", kda.recurrence, [STEP] + [F32] * 7 + [I32] * 9,
+                      {"KEEP": keep, "BK": 32, "BV": 32}, ["requests", "H", "ceil(V/BV)"], [], warps=1, **EXACTLY)
+        yield from promised(f"kda_{form}_128", kda.recurrence, [STEP] + [F32] * 7 + [I32] * 9,
+                            {"KEEP": keep, "BK": 128, "BV": 32}, ["requests", "H", "ceil(V/BV)"],
+                            ["q", "k", "v", "g", "state", "o", "K", "V", "ldq", "ldk", "ldv", "ldg", "lds", "ldo"], **EXACTLY)
+    for b in (32, 128):
+        for m, exact in (("bf16", False), ("f32", True)):
+            make = promised if b == 128 else lambda *a, **o: [variant("shipped", *a, **o)]
+            yield from make(f"kda_prepare_{m}_{b}", kda_chunk.prepare,
+                            [STEP] + [F32] * 5 + [PLAIN[m]] * 5 + [F32] + [I32] * 8, {"EXACT": exact, "BK": b, "BV": b},
+                            ["ceil(tokens/64)", "H", "1"],
+                            ["q", "k", "v", "g", "ws_w", "ws_q", "ws_k", "ws_u", "ws_a", "ws_decay", "K", "V", "ldq", "ldk", "ldv", "ldg"]
+                            if b == 128 else [], num_stages=1, matrix_instr_nonkdim=16, **EXACTLY)
+            yield variant("shipped", f"kda_scan_{m}_{b}", kda_chunk.scan, [STEP] + [F32] * 5 + [PLAIN[m]] * 5 + [F32] * 3 + [I32] * 10,
+                          {"EXACT": exact, "BK": b, "BV": b, "PV": 16}, ["requests", "H", "ceil(V/PV)"],
+                          ["ws_w", "ws_q", "ws_k", "ws_u", "ws_a", "ws_decay"], num_stages=1, matrix_instr_nonkdim=16, **EXACTLY)
+    for w in ("f32", "bf16"):
+        for keep, form in ((True, "decode"), (False, "candidates")):
+            yield variant("shipped", f"kda_{form}_{w}", kda_decode.decode,
+                          [STEP] + [F32] * 12 + [PLAIN[w], F32, F32] + [I32] * 11 + [FLOAT] * 4, {"KEEP": keep},
+                          ["requests", "H", "1"],
+                          ["q", "k", "v", "f", "gate", "wq", "wk", "wv", "dt_bias", "norm", "window", "state", "y", "ldq", "ldk", "ldv",
+                           "ldf", "ldg", "ldw", "lds", "ldy"], num_stages=1, **EXACTLY)
+    yield variant("shipped", "kda_scan_full", kda_scan.scan, [STEP] + [F32] * 5 + [BF16] * 5 + [F32] * 3 + [I32] * 8, {},
+                  ["requests", "H", "8"],
+                  ["q", "k", "v", "g", "ws_w", "ws_q", "ws_k", "ws_u", "ws_a", "ws_decay", "state", "o", "ldq", "ldk", "ldv", "ldg",
+                   "lds", "ldo"], warps=1, num_stages=1, **EXACTLY)
+    # A record's format, a window's; the factors of the gate projection as `linears` have them.
+    for r, w in (("f32", "f32"), ("bf16", "f32"), ("bf16", "bf16")):
+        for m, exact, bf in (("bf16", False, 64), ("bf16", True, 32), ("f32", True, 32)):
+            types = [STEP, PLAIN[r], F32, F32, PLAIN[m], F32, F32, PLAIN[w], F32] + [I32] * 9 + [FLOAT, FLOAT]
+            constants = {"EXACT": exact, "BM": 16, "BF": bf, "BV": 32}
+            name = f"kda_replay_{r}_{w}_{m}_{'f32' if exact else 'bf16'}"
+            # Heads of any size up to 32; and those of Kimi, with nothing to mask: masks of longer ones spill scalar registers.
+            yield variant("shipped", f"{name}_32", kda_replay.replay, types, {**constants, "B": 32},
+                          ["requests", "H", "ceil(D/BV)"], [], matrix_instr_nonkdim=16, num_stages=1, **EXACTLY)
+            yield variant("shipped", f"{name}_full", kda_replay.replay, types[:10] + types[12:],
+                          {**constants, "B": 128, "D": 128, "F": 128}, ["requests", "H", "ceil(D/BV)"],
+                          ["wk", "wv", "wf", "dt_bias", "state", "ldf", "lds"], matrix_instr_nonkdim=16, num_stages=1, **EXACTLY)
+        yield variant("shipped", f"kda_replay_window_{r}_{w}", kda_replay.replay_window,
+                      [STEP, PLAIN[r], PLAIN[w]] + [I32] * 5, {"B": 256}, ["requests", "ceil(3*C/B)", "1"], [], warps=1)
 
 
 def probes():
+    for out, out_type in (("bf16", BF16), ("f32", F32)):
+        for bm, bn, bk in ((16, 64, 128), (64, 64, 64), (128, 128, 64)):
+            yield variant(
+                "probe", f"gemm_bf16_{out}_{bm}x{bn}x{bk}", gemm.gemm,
+                [BF16, BF16, out_type] + [I32] * 6, {"BM": bm, "BN": bn, "BK": bk},
+                ["ceil(M/BM)", "ceil(N/BN)", "1"], ["x", "w", "out", "ldx", "ldw", "ldo"],
+            )
     # One output tile per program, so that one launch shows one lane map. 16 and 32 are the two shapes of result.
     for name, kind, depth in (("bf16", BF16, 64), ("f16", F16, 64), ("f32", F32, 32), ("fp8", FP8, 128), ("bf8", BF8, 128)):
         for shape in (16, 32):
@@ -58,8 +335,24 @@ def probes():
     yield variant("probe", "ticket", probe.ticket, [F32, F32, "*i32", "*i32", I32], {"B": 256}, ["programs", "1", "1"], [])
 
 
+# One line each: what this file lists.
+LISTS = [
+    elementwises,
+    movers,
+    residuals,
+    routers,
+    moes,
+    caches,
+    pages,
+    mlas,
+    linears,
+    linear_attention,
+    probes,
+]
+
+
 def variants():
     """All variants, names unique."""
-    every = [*gemms(), *probes()]
+    every = [v for list_of in LISTS for v in list_of()]
     assert len({v["name"] for v in every}) == len(every)
     return every

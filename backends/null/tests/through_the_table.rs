@@ -194,7 +194,7 @@ fn options_are_used_or_refused() {
     let error = null().open(0, &[("speed", "max")]).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "null: device_open: invalid argument: unknown option speed=max; known options: step_us, token_us, logits \
+        "null: device_open: invalid argument: unknown option speed=max; known options: step_us, token_us, logits, sample \
          (device 0)"
     );
     let error = null().open(0, &[("step_us", "-1")]).unwrap_err();

@@ -65,6 +65,7 @@ impl BackendImpl for ReferenceCpu {
             host_mapped: true,
             exclusive: false,
             branch_rows: true,
+            bucketed: false,
         })
     }
 

@@ -41,10 +41,17 @@ impl ExactOp {
             // SAFETY: the same memory, at most as many rows.
             unsafe { tensor::View::new(view.tensor.cut(step), view.data()) }
         };
-        let operands: Vec<_> = self.operands.iter().map(cut).collect();
-        (self.entry.reference)(
-            &Call { attrs: self.attrs, operands: &operands, step: *step },
-            catalogue::Part { index, of },
-        );
+        // A step allocates nothing, and no op but `table_update` has more operands than this.
+        const ON_STACK: usize = 16;
+        let (mut few, many): ([_; ON_STACK], Vec<_>);
+        let operands = if self.operands.len() <= ON_STACK {
+            few = [self.operands[0]; ON_STACK];
+            self.operands.iter().zip(&mut few).for_each(|(view, slot)| *slot = cut(view));
+            &few[..self.operands.len()]
+        } else {
+            many = self.operands.iter().map(cut).collect();
+            &many[..]
+        };
+        (self.entry.reference)(&Call { attrs: self.attrs, operands, step: *step }, catalogue::Part { index, of });
     }
 }

@@ -322,16 +322,27 @@ impl FastOp {
         // SAFETY: the whole checked operand.
         let bytes = unsafe { std::slice::from_raw_parts(table.data, table.tensor.bytes) };
         let args = |y, tokens| EmbeddingArgs { table: bytes, dtype: table.tensor.dtype, width, y, tokens };
-        let id = |t: usize| i64::from(step.tokens[t].id);
+        let last = self.operands.len() - 1;
+        // SAFETY: the whole checked operand, which nobody writes before the step's logits are there.
+        let relay = unsafe {
+            match last {
+                2 => std::slice::from_raw_parts(self.operands[1].data.cast::<i32>(), self.operands[1].tensor.dims[0]),
+                _ => &[],
+            }
+        };
+        let id = |t: usize| match step.tokens[t].id {
+            id if id < 0 => i64::from(*relay.get(id.unsigned_abs() as usize - 1).unwrap_or(&-1)),
+            id => i64::from(id),
+        };
         // SAFETY: the caller's promise.
-        if unsafe { embedding(part, args(self.f32(1), step.tokens.len()), id) }.is_ok() {
+        if unsafe { embedding(part, args(self.f32(last), step.tokens.len()), id) }.is_ok() {
             return;
         }
         // An id outside the table ends its own request: its row becomes NaN, the others their embedding.
         for t in part.of(step.tokens.len()) {
             // SAFETY: row t is this worker's.
             unsafe {
-                let y = self.f32(1).add(t * width);
+                let y = self.f32(last).add(t * width);
                 if embedding(Part::WHOLE, args(y, 1), |_| id(t)).is_err() {
                     std::slice::from_raw_parts_mut(y, width).fill(f32::NAN);
                 }

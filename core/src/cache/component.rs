@@ -3,7 +3,7 @@
 //! Pages of all paged components live in one node, so a matched node resumes them all. A recurrent state cannot be
 //! rebuilt from pages: it resumes where a snapshot of it was stored, and nowhere else.
 
-use super::index::{NodeId, PrefixIndex};
+use super::{index::PrefixIndex, node::NodeId};
 
 /// One component's view of a matched path of pages.
 pub trait Resume {

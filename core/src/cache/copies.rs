@@ -16,10 +16,11 @@ use std::collections::VecDeque;
 
 use super::{
     component::{PagedRows, Resume, joint_match},
-    index::{NodeId, PageRef, PrefixIndex, STORES_MAX},
+    index::{PathRef, PrefixIndex, STORES_MAX},
     lru::NONE,
     memory::Memory,
     namespace::Namespace,
+    node::NodeId,
     pool::{Handle, Page, StateSlot},
     tier::Unit,
 };
@@ -99,8 +100,8 @@ struct Item {
 
 #[derive(Debug)]
 struct Load {
-    /// The path before the items, first page first.
-    held: Vec<PageRef>,
+    /// The path before the items.
+    held: Option<PathRef>,
     /// In path order.
     items: Vec<Item>,
     n_pending: usize,
@@ -188,7 +189,7 @@ impl Copies {
 
     /// Nodes that loads hold.
     pub fn held_nodes(&self) -> impl Iterator<Item = u32> + '_ {
-        self.loads().flat_map(|load| &load.held).map(PageRef::node)
+        self.loads().filter_map(|load| load.held.as_ref()).map(|path| path.node)
     }
 }
 
@@ -229,14 +230,14 @@ impl Memory {
             && let Some(at) = self.index.host.uncopied.oldest()
         {
             let snapshot = self.index.snapshots.get(at).filter(|_| self.index.host.states.n_total() > 0);
-            let has_unit = self.index.node(at).unit.is_some();
+            let has_unit = self.index.side(at).unit.is_some();
             self.index.withdraw(at);
             let Some(unit) = self.index.take_unit(snapshot.is_some()) else {
                 // All of host memory is being copied to or from: later.
                 self.index.offer(at);
                 return;
             };
-            if has_unit && unit.state.is_none() && self.index.node(at).unit.is_some() {
+            if has_unit && unit.state.is_none() && self.index.side(at).unit.is_some() {
                 // Only the state was missing, and there is no room for it.
                 self.index.host.give(unit);
                 continue;
@@ -249,8 +250,8 @@ impl Memory {
             let place = self.copies.take_off(flight);
             let id = self.copies.order_id(place);
             self.copies.n_stores += 1;
-            let node = self.index.node_mut(at);
-            node.store = place;
+            self.index.side_mut(at).store = place;
+            let node = self.index.node(at);
             let device = node.page.as_ref().expect("it was let go on the device").index();
             let page = Some(Ends { device, host });
             self.copies.orders[1].push_back(CopyOrder {
@@ -266,22 +267,24 @@ impl Memory {
         }
     }
 
-    /// Bring back what a request of `tokens` could resume from beyond its `path`, as far as host memory has it and the device
-    /// has room for it beside `margin` pages. The load to wait for, which may be another request's.
+    /// Bring back what a request of `tokens` could resume from beyond the first `n_resumable` pages of its `path` on the device,
+    /// as far as host memory has it and the device has room for it beside `margin` pages. The load to wait for, which may be
+    /// another request's.
     pub fn start_load(
         &mut self,
         namespace: &Namespace,
-        hashes: &[u64],
         tokens: &[u32],
         max_pages: usize,
-        path: &[NodeId],
+        hashes: &mut Vec<u64>,
+        (path, n_resumable): (&[NodeId], usize),
         margin: u32,
     ) -> Option<LoadId> {
         if seeded!(NothingComesBack) {
             return None;
         }
         let mut whole = Vec::with_capacity(max_pages);
-        self.index.find_anywhere(namespace, hashes, tokens, max_pages, &mut whole);
+        whole.extend_from_slice(path);
+        self.index.find_anywhere(namespace, tokens, max_pages, hashes, &mut whole);
         let resumable = |memory: &Self, path: &[NodeId]| {
             let components: [&dyn Resume; 2] = [&PagedRows, &StatesAnywhere(&memory.index)];
             joint_match(&components[..if memory.has_states() { 2 } else { 1 }], path)
@@ -289,15 +292,15 @@ impl Memory {
         whole.truncate(resumable(self, &whole));
         let index = &self.index;
         // A page on the device that somebody waits for all the same is nothing to wait for.
-        if let Some(node) = whole.iter().skip(path.len()).find(|node| index.node(node.0).load != NONE) {
-            return Some(LoadId(index.node(node.0).load));
+        if let Some(node) = whole.iter().skip(n_resumable).find(|node| index.side(node.0).load != NONE) {
+            return Some(LoadId(index.side(node.0).load));
         }
         // As far as there is room for it.
         let n_held = whole.iter().take_while(|node| index.node(node.0).page.is_some()).count();
         let room = self.n_available_beside(&whole[..n_held]).saturating_sub(margin);
         whole.truncate(n_held + room as usize);
         whole.truncate(resumable(self, &whole));
-        if whole.len() <= path.len() {
+        if whole.len() <= n_resumable {
             return None;
         }
         let n_held = n_held.min(whole.len());
@@ -311,13 +314,13 @@ impl Memory {
             self.copies.loads.push(None);
             self.copies.loads.len() - 1
         }) as u32;
-        let held = if seeded!(LoadHoldsNothing) { &[] } else { &whole[..n_held] };
-        let held: Vec<PageRef> = held.iter().map(|&node| self.index.pin(node)).collect();
+        let held = if seeded!(LoadHoldsNothing) { None } else { whole[..n_held].last() };
+        let held = held.map(|&deepest| self.index.hold(deepest));
         let fetched = whole[n_held..].iter().copied().chain((wants_state && n_pages == 0).then_some(last));
         let fetched: Vec<u32> = fetched.map(|node| node.0).collect();
         for &node in &fetched {
             self.index.unlist_unit(node);
-            self.index.node_mut(node).load = load;
+            self.index.side_mut(node).load = load;
         }
         let mut items = Vec::with_capacity(fetched.len());
         for (item, node) in fetched.into_iter().enumerate() {
@@ -325,13 +328,12 @@ impl Memory {
             let state = (wants_state && node == last.0).then(|| self.take_state().expect("counted as available"));
             let place = self.copies.take_off(Flight::Load { load, item });
             let id = self.copies.order_id(place);
-            let source = self.index.node(node);
-            let unit = source.unit.as_ref().expect("it is in host memory");
+            let unit = self.index.side(node).unit.as_ref().expect("it is in host memory");
             let host_state = unit.state.as_ref().map(Handle::index);
             let order = CopyOrder {
                 id,
                 direction: Direction::Load,
-                hash: source.hash,
+                hash: self.index.node(node).hash,
                 page: page.as_ref().map(|page| Ends { device: page.index(), host: unit.page.index() }),
                 state: state.as_ref().zip(host_state).map(|(slot, host)| Ends { device: slot.index(), host }),
             };
@@ -387,15 +389,15 @@ impl Memory {
             index.host.give(unit);
             return;
         };
-        index.node_mut(at).store = NONE;
+        index.side_mut(at).store = NONE;
         let is_same = |number| index.snapshots.get(at).is_some_and(|(_, now)| now == number);
         let still_there = seeded!(StateGivenUpMeanwhileIsKept) || snapshot.is_none_or(is_same);
         // A unit that a load reads is not exchanged.
-        if is_ok && still_there && index.node(at).load == NONE {
+        if is_ok && still_there && index.side(at).load == NONE {
             self.copies.counts.stored += 1;
             index.attach(at, unit);
         } else {
-            index.node_mut(at).copy_failed = !is_ok;
+            index.side_mut(at).copy_failed = !is_ok;
             index.host.give(unit);
         }
         // A state may have been stored meanwhile.
@@ -408,7 +410,7 @@ impl Memory {
         let mut bad = Vec::new();
         for item in items.iter().rev() {
             // Deepest first, as pages leave the device.
-            self.index.node_mut(item.node).load = NONE;
+            self.index.side_mut(item.node).load = NONE;
             self.index.list_unit(item.node);
         }
         for Item { node, page, state, is_ok } in items {
@@ -424,10 +426,10 @@ impl Memory {
                     if !seeded!(PageLoadedInVainIsLost) {
                         self.pages.give(page);
                     }
-                    held.push(self.index.pin(NodeId(node)));
+                    held = Some(self.index.extend(held, NodeId(node)));
                 } else {
                     self.copies.counts.loaded += 1;
-                    held.push(self.index.put(node, page));
+                    held = Some(self.index.put(held, node, page));
                 }
             }
             if let Some(slot) = state {
@@ -442,8 +444,8 @@ impl Memory {
         for node in bad.into_iter().rev().filter(|_| !seeded!(BadCopyIsKept)) {
             self.index.drop_bad_unit(node);
         }
-        for page in held.into_iter().rev() {
-            self.index.unpin(page);
+        if let Some(path) = held {
+            self.index.release(path);
         }
         self.releases += 1;
     }

@@ -86,12 +86,17 @@ impl EventRing {
         self.range.0
     }
 
+    /// Whether there is room for any event at all.
+    pub fn is_kept(&self) -> bool {
+        !self.kinds.is_empty()
+    }
+
     fn slot(&self, number: u64) -> usize {
         (number % self.kinds.len() as u64) as usize
     }
 
     fn push(&mut self, kind: Kind, tokens: &[u32]) {
-        if self.kinds.is_empty() {
+        if !self.is_kept() {
             return;
         }
         let at = self.slot(self.range.1);

@@ -1,37 +1,16 @@
 //! What one running request holds: a table row, a recurrent state where the model has one, and its pages in order.
 
+use std::collections::VecDeque;
+
 use super::{
-    index::{NodeId, PageRef, Published},
+    index::{PathRef, Published},
     memory::Memory,
     namespace::Namespace,
+    node::NodeId,
     pool::{Handle, Page, TableRow},
     recurrent::RecurrentState,
 };
 use crate::bug::seeded;
-
-#[derive(Debug)]
-enum Slot {
-    /// Written by this request.
-    Own(Handle<Page>),
-    /// Cached, read-only.
-    Shared(PageRef),
-}
-
-impl Slot {
-    fn page(&self) -> u32 {
-        match self {
-            Self::Own(page) => page.index(),
-            Self::Shared(page) => page.index(),
-        }
-    }
-
-    fn shared(&self) -> Option<&PageRef> {
-        match self {
-            Self::Own(_) => None,
-            Self::Shared(page) => Some(page),
-        }
-    }
-}
 
 /// Held memory; ended by [`Lease::retire`], [`Lease::release`] or [`Lease::discard`], which consume it.
 ///
@@ -48,10 +27,15 @@ pub struct Lease {
     state: Option<RecurrentState>,
     /// Slots that the step being planned reads and writes.
     state_slots: (u32, u32),
-    slots: Vec<Slot>,
-    /// Leading slots that are in the index.
-    n_published: usize,
-    /// Slots whose page changed since the device was told.
+    /// The step in flight counts as done for the state: the one behind it has been planned.
+    is_state_ahead: bool,
+    /// The last of the pages that are in the index, where they are held, cached and read-only.
+    path: Option<PathRef>,
+    /// Numbers of these pages.
+    published: Vec<u32>,
+    /// The pages behind them, written by this request.
+    own: VecDeque<Handle<Page>>,
+    /// Positions whose page changed since the device was told.
     renumbered: Vec<u32>,
 }
 
@@ -61,10 +45,13 @@ impl Lease {
         let row = memory.rows.take().expect("asked has_seat");
         let computed = path.len() as u32 * memory.page_tokens;
         let state = memory.has_states().then(|| RecurrentState::open(memory, path.last().copied(), computed));
-        let mut slots = Vec::with_capacity(max_pages.max(path.len()));
-        slots.extend(path.iter().map(|&node| Slot::Shared(memory.index.pin(node))));
-        let renumbered = Vec::with_capacity(slots.capacity());
-        Self { row, state, state_slots: (0, 0), n_published: slots.len(), slots, renumbered }
+        let room = max_pages.max(path.len());
+        let mut published = Vec::with_capacity(room);
+        published.extend(path.iter().map(|&node| memory.index.page(node)));
+        let path = path.last().map(|&deepest| memory.index.hold(deepest));
+        let own = VecDeque::with_capacity(room - published.len());
+        let renumbered = Vec::with_capacity(own.capacity());
+        Self { row, state, state_slots: (0, 0), is_state_ahead: false, path, published, own, renumbered }
     }
 
     /// Row of the block tables.
@@ -79,6 +66,16 @@ impl Lease {
         }
     }
 
+    /// Choose the state slots of the step behind the one in flight, which ends at `computed` tokens. The step behind may turn
+    /// out to be for nothing, so a state on a page boundary is not written over by the one after it.
+    pub fn plan_state_behind(&mut self, memory: &mut Memory, computed: u32) {
+        if let Some(state) = &mut self.state {
+            state.complete(memory, computed);
+            self.is_state_ahead = true;
+            self.state_slots = state.plan(memory, false);
+        }
+    }
+
     /// (read, written) slots of the step in flight; `None` for models without recurrent state.
     pub fn state_slots(&self) -> Option<(u32, u32)> {
         self.state.as_ref().map(|_| self.state_slots)
@@ -86,7 +83,9 @@ impl Lease {
 
     /// The step in flight has run; `computed` tokens are in the cache now.
     pub fn complete_step(&mut self, memory: &mut Memory, computed: u32) {
-        if let Some(state) = &mut self.state {
+        if let Some(state) = &mut self.state
+            && !std::mem::take(&mut self.is_state_ahead)
+        {
             state.complete(memory, computed);
         }
     }
@@ -101,38 +100,56 @@ impl Lease {
 
     /// The published page that the kept state ends.
     fn kept_node(&self, memory: &Memory) -> Option<NodeId> {
-        let pages = self.state.as_ref()?.kept_tokens()? / memory.page_tokens;
-        let last = pages.checked_sub(1).filter(|_| pages as usize <= self.n_published)?;
-        self.slots[last as usize].shared().map(|page| NodeId(page.node()))
+        let pages = (self.state.as_ref()?.kept_tokens()? / memory.page_tokens) as usize;
+        let n_behind = self.published.len().checked_sub(pages).filter(|_| pages > 0)?;
+        Some(memory.index.before(self.path.as_ref()?, n_behind))
     }
 
     /// Pages held.
     pub fn n_pages(&self) -> u32 {
-        self.slots.len() as u32
+        (self.published.len() + self.own.len()) as u32
     }
 
     /// Number of the page at `at`.
     pub fn page(&self, at: u32) -> u32 {
-        self.slots[at as usize].page()
+        let at = at as usize;
+        self.published.get(at).copied().unwrap_or_else(|| self.own[at - self.published.len()].index())
+    }
+
+    /// Numbers of the pages from `at` on.
+    pub fn pages_from(&self, at: u32) -> impl Iterator<Item = u32> + '_ {
+        let at = at as usize;
+        let published = self.published.get(at..).unwrap_or_default();
+        let own = self.own.range(at.saturating_sub(self.published.len())..);
+        published.iter().copied().chain(own.map(Handle::index))
     }
 
     /// Add a page for writing; false if there is none.
     pub fn grow(&mut self, memory: &mut Memory) -> bool {
         match memory.take_page() {
             Some(page) => {
-                self.slots.push(Slot::Own(page));
+                self.own.push_back(page);
                 true
             }
             None => false,
         }
     }
 
-    /// The slots that [`Lease::next_renumbered`] will report.
+    /// Add pages up to `n_pages`, which are available.
+    pub fn grow_to(&mut self, memory: &mut Memory, n_pages: u32) {
+        let n = n_pages.saturating_sub(self.n_pages());
+        memory.expect_takes(n);
+        for _ in 0..n {
+            assert!(self.grow(memory), "counted as available");
+        }
+    }
+
+    /// The positions that [`Lease::next_renumbered`] will report.
     pub fn renumbered(&self) -> &[u32] {
         &self.renumbered
     }
 
-    /// A slot whose page changed since the device was told; each is reported once.
+    /// A position whose page changed since the device was told; each is reported once.
     pub fn next_renumbered(&mut self) -> Option<u32> {
         self.renumbered.pop()
     }
@@ -152,32 +169,30 @@ impl Lease {
     ) {
         let page_tokens = memory.page_tokens as usize;
         let n_known = if seeded!(UncomputedPageIsPublished) { tokens.len() } else { n_computed as usize };
-        let n_whole = (n_known / page_tokens).min(self.slots.len());
-        if !memory.reuses_prefixes || n_whole <= self.n_published {
+        let n_whole = (n_known / page_tokens).min(self.n_pages() as usize);
+        let first = self.published.len();
+        if !memory.reuses_prefixes || n_whole <= first {
             return;
         }
         memory.index.hash_pages(namespace, tokens, n_whole, hashes);
-        for at in self.n_published..n_whole {
-            // The last slot stands in while this one is moved out; it comes back below.
-            let Slot::Own(own) = self.slots.swap_remove(at) else { unreachable!("unpublished pages are owned") };
-            let parent = at.checked_sub(1).map(|before| self.slots[before].shared().expect("published in order"));
-            let page_text = &tokens[at * page_tokens..][..page_tokens];
-            let slot = match memory.index.publish(namespace, parent, hashes[at], page_text, own) {
-                Published::New(page) => Slot::Shared(page),
+        memory.index.expect(&hashes[first..n_whole]);
+        let texts = tokens[first * page_tokens..].chunks_exact(page_tokens);
+        for ((own, &hash), text) in self.own.drain(..n_whole - first).zip(&hashes[first..]).zip(texts) {
+            let number = own.index();
+            let (published, path) = memory.index.publish(namespace, self.path.take(), hash, text, own);
+            self.path = Some(path);
+            self.published.push(match published {
+                Published::New => number,
                 Published::Duplicate { own, shared } => {
                     if !seeded!(DuplicatePageIsLost) {
                         memory.pages.give(own);
                     }
                     memory.releases += 1;
-                    self.renumbered.push(at as u32);
-                    Slot::Shared(shared)
+                    self.renumbered.push(self.published.len() as u32);
+                    shared
                 }
-            };
-            self.slots.push(slot);
-            let last = self.slots.len() - 1;
-            self.slots.swap(at, last);
+            });
         }
-        self.n_published = n_whole;
     }
 
     /// Give everything back; published pages stay cached, and so does the state at the last page boundary, if that page
@@ -203,35 +218,29 @@ impl Lease {
             state.close(memory, node);
         }
         memory.rows.give(self.row);
-        // Deepest first: the index relies on it.
-        let mut slots = self.slots;
-        if seeded!(ReleaseStartsAtTheFront) {
-            slots.reverse();
+        for page in self.own.into_iter().rev() {
+            memory.pages.give(page);
         }
-        for slot in slots.into_iter().rev() {
-            match slot {
-                Slot::Own(page) => memory.pages.give(page),
-                Slot::Shared(page) if forgets => {
-                    let forgotten = memory.index.unpin_and_forget(page);
-                    // A page in use keeps all before it.
-                    forgets = !forgotten.is_empty();
-                    for evicted in forgotten {
-                        let page = memory.without_snapshot(evicted);
-                        memory.pages.give(page);
-                    }
-                }
-                Slot::Shared(page) => memory.index.unpin(page),
+        let mut path = self.path;
+        while forgets && let Some(deepest) = path {
+            let (forgotten, rest) = memory.index.forget_deepest(deepest);
+            // A page in use keeps all before it.
+            forgets = !forgotten.is_empty();
+            for evicted in forgotten {
+                let page = memory.without_snapshot(evicted);
+                memory.pages.give(page);
             }
+            path = rest;
+        }
+        if let Some(path) = path {
+            memory.index.release(path);
         }
         memory.releases += u64::from(!seeded!(ReleaseWakesNobody));
     }
 
     /// Pages only this lease holds.
     pub fn own_pages(&self) -> impl Iterator<Item = u32> + '_ {
-        self.slots.iter().filter_map(|slot| match slot {
-            Slot::Own(own) => Some(own.index()),
-            Slot::Shared(_) => None,
-        })
+        self.own.iter().map(Handle::index)
     }
 
     /// State slots this lease owns.
@@ -244,8 +253,8 @@ impl Lease {
         self.state.as_ref()?.pinned_node()
     }
 
-    /// Index nodes this lease pins.
-    pub(super) fn pinned_nodes(&self) -> impl Iterator<Item = u32> + '_ {
-        self.slots.iter().filter_map(|slot| slot.shared().map(PageRef::node))
+    /// Node of the deepest page it holds in the index.
+    pub(super) fn held_node(&self) -> Option<u32> {
+        self.path.as_ref().map(|path| path.node)
     }
 }

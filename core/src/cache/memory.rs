@@ -3,8 +3,9 @@
 use super::{
     component::{PagedRows, Resume, StateSnapshots, joint_match},
     copies::Copies,
-    index::{Evicted, NodeId, PrefixIndex},
+    index::{Evicted, PrefixIndex},
     lease::Lease,
+    node::NodeId,
     pool::{Handle, Page, Pool, StateSlot, TableRow},
 };
 use crate::bug::seeded;
@@ -60,7 +61,7 @@ impl Memory {
             releases: 0,
             drafted: vec![false; size.pages.max(1) as usize],
             copies: Copies::new(size.host.0 > 0),
-            index: PrefixIndex::new(size.secret, size.page_tokens, size.pages, size.host, size.events),
+            index: PrefixIndex::new(&size),
         }
     }
 
@@ -85,6 +86,14 @@ impl Memory {
         };
         self.drafted[page.index() as usize] &= seeded!(DraftRowsOutliveTheirPage);
         Some(page)
+    }
+
+    /// So many calls of [`Memory::take_page`] are about to come.
+    pub(super) fn expect_takes(&self, n: u32) {
+        let n_free = self.pages.n_free();
+        if n > n_free {
+            self.index.expect_evictions((n - n_free) as usize);
+        }
     }
 
     /// All rows of a page are written in the draft's component. They depend on the page's tokens and those before, as all
@@ -135,17 +144,17 @@ impl Memory {
         self.pages.n_free() + self.index.n_unpinned()
     }
 
-    /// Pages that can still be had once `path` is in use.
+    /// Pages that can still be had once `path` is in use. O(pages of it that nobody uses).
     pub fn n_available_beside(&self, path: &[NodeId]) -> u32 {
-        self.n_available() - path.iter().filter(|&&node| self.index.is_unpinned(node)).count() as u32
+        // Who uses a page uses all before it.
+        let unheld = path.iter().rev().take_while(|&&node| self.index.is_unpinned(node));
+        self.n_available() - unheld.count() as u32
     }
 
     /// Whether `n` pages can still be had once `path` is in use.
     pub fn has_available_beside(&self, path: &[NodeId], n: u32) -> bool {
-        let available = self.n_available();
         // Usually there are enough even if nobody uses any of the path now: then nothing has to be counted.
-        n.saturating_add(path.len() as u32) <= available
-            || n.saturating_add(path.iter().filter(|&&node| self.index.is_unpinned(node)).count() as u32) <= available
+        n.saturating_add(path.len() as u32) <= self.n_available() || n <= self.n_available_beside(path)
     }
 
     /// True if a row, and a state slot where the model needs one, can be had.
@@ -158,11 +167,11 @@ impl Memory {
         self.states.is_some()
     }
 
-    /// Cut a found path to where every component can resume.
-    pub fn cut_to_resumable(&self, path: &mut Vec<NodeId>) {
+    /// How many pages of a found path every component can resume behind.
+    pub fn n_resumable(&self, path: &[NodeId]) -> usize {
         let components: [&dyn Resume; 2] = [&PagedRows, &StateSnapshots(&self.index)];
         let n_components = if self.states.is_some() && !seeded!(JointMatchTakesPagesOnly) { 2 } else { 1 };
-        path.truncate(joint_match(&components[..n_components], path));
+        joint_match(&components[..n_components], path)
     }
 
     /// True if computed prefixes are kept and looked up.
@@ -212,7 +221,7 @@ impl Memory {
             states.check(held.chain(self.index.snapshot_slots()))?;
         }
         self.index.check_host(self.copies.units())?;
-        let pinned = leases.clone().flat_map(Lease::pinned_nodes).chain(self.copies.held_nodes());
-        self.index.check(pinned, leases.filter_map(Lease::read_snapshot))
+        let held = leases.clone().filter_map(Lease::held_node).chain(self.copies.held_nodes());
+        self.index.check(held, leases.filter_map(Lease::read_snapshot))
     }
 }

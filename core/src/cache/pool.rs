@@ -1,6 +1,6 @@
 //! A fixed set of numbered things, handed out as move-only handles.
 
-use std::marker::PhantomData;
+use std::{marker::PhantomData, num::NonZeroU32};
 
 /// What a pool holds; keeps pages, rows and state slots apart in the types.
 pub trait Kind {
@@ -81,14 +81,19 @@ impl Kind for HostState {
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a handle that is dropped is lost to its pool"]
 pub struct Handle<K: Kind> {
-    index: u32,
+    /// Its number and one: so that an `Option` of it takes no more room.
+    above: NonZeroU32,
     kind: PhantomData<K>,
 }
 
 impl<K: Kind> Handle<K> {
+    fn new(index: u32) -> Self {
+        Self { above: NonZeroU32::MIN.saturating_add(index), kind: PhantomData }
+    }
+
     /// The number the device knows it by.
     pub fn index(&self) -> u32 {
-        self.index
+        self.above.get() - 1
     }
 }
 
@@ -113,15 +118,16 @@ impl<K: Kind> Pool<K> {
     pub fn take(&mut self) -> Option<Handle<K>> {
         let index = self.free.pop()?;
         self.is_free[(index - self.first) as usize] = false;
-        Some(Handle { index, kind: PhantomData })
+        Some(Handle::new(index))
     }
 
     /// Back to the pool it came from.
     pub fn give(&mut self, handle: Handle<K>) {
-        let is_free = &mut self.is_free[(handle.index - self.first) as usize];
-        assert!(!*is_free, "{} {} is free already: it came from another pool", K::NAME, handle.index);
+        let index = handle.index();
+        let is_free = &mut self.is_free[(index - self.first) as usize];
+        assert!(!*is_free, "{} {index} is free already: it came from another pool", K::NAME);
         *is_free = true;
-        self.free.push(handle.index);
+        self.free.push(index);
     }
 
     /// How many are free.

@@ -14,8 +14,8 @@
 //! hybrid caches answer fluently and wrongly.
 
 use super::{
-    index::NodeId,
     memory::Memory,
+    node::NodeId,
     pool::{Handle, StateSlot},
     snapshots::SnapshotRef,
 };

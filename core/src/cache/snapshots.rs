@@ -50,7 +50,7 @@ struct Snapshot {
 /// All stored states, by node.
 #[derive(Debug)]
 pub(super) struct Snapshots {
-    /// `[node]`.
+    /// `[node]`; empty for models without recurrent state.
     stored: Vec<Option<Snapshot>>,
     unpinned: Lru,
     n_stored: u32,
@@ -64,16 +64,20 @@ impl Snapshots {
     }
 
     pub fn has(&self, node: u32) -> bool {
-        self.stored[node as usize].is_some()
+        self.at(node).is_some()
+    }
+
+    fn at(&self, node: u32) -> Option<&Snapshot> {
+        self.stored.get(node as usize)?.as_ref()
     }
 
     /// Slot and number of the one at a page.
     pub fn get(&self, node: u32) -> Option<(u32, u64)> {
-        self.stored[node as usize].as_ref().map(|s| (s.slot.index(), s.number))
+        self.at(node).map(|s| (s.slot.index(), s.number))
     }
 
     pub fn is_unpinned(&self, node: u32) -> bool {
-        self.stored[node as usize].as_ref().is_some_and(|s| s.pins == 0)
+        self.at(node).is_some_and(|s| s.pins == 0)
     }
 
     pub fn n_stored(&self) -> u32 {
@@ -128,7 +132,7 @@ impl Snapshots {
 
     /// Give up the state at the end of a page, if there is one. Nobody may be reading it.
     pub fn take(&mut self, node: u32) -> Option<Handle<StateSlot>> {
-        let snapshot = self.stored[node as usize].take()?;
+        let snapshot = self.stored.get_mut(node as usize)?.take()?;
         assert_eq!(snapshot.pins, 0, "a state being read is never given up");
         self.unpinned.remove(node);
         self.n_stored -= 1;

@@ -4,7 +4,7 @@
 use super::{
     events::{BlockEvent, Mirror},
     hash,
-    index::NodeId,
+    index::FoundPath,
     lease::Lease,
     memory::{Memory, MemorySize},
     namespace::Namespace,
@@ -84,6 +84,31 @@ struct User {
     n_published: usize,
 }
 
+/// A text that waits.
+struct Asker {
+    namespace: Namespace,
+    salt: Option<String>,
+    tokens: Vec<u32>,
+    hashes: Vec<u64>,
+    found: FoundPath,
+}
+
+impl Asker {
+    /// What the index finds is what the twin finds, and what a text that was never looked for before would find.
+    fn ask(&mut self, memory: &Memory, twin: &mut Twin, max_pages: usize) -> usize {
+        let Self { namespace, salt, tokens, hashes, found } = self;
+        memory.index.find(namespace, tokens, max_pages, hashes, found);
+        let (mut hashes_anew, mut anew) = (Vec::new(), FoundPath::default());
+        memory.index.find(namespace, tokens, max_pages, &mut hashes_anew, &mut anew);
+        let n = hashes_anew.len();
+        let mut computed = Vec::new();
+        memory.index.hash_pages(namespace, tokens, n, &mut computed);
+        assert_eq!((&hashes_anew, &hashes[..n]), (&computed, &computed[..]), "hashes found are those computed");
+        assert_eq!((found.nodes(), found.nodes().len()), (anew.nodes(), twin.n_found(salt, tokens, max_pages)));
+        found.nodes().len()
+    }
+}
+
 fn memory(pages: u32) -> Memory {
     Memory::new(MemorySize {
         page_tokens: PAGE_TOKENS,
@@ -131,7 +156,8 @@ fn equals_the_naive_twin() {
         let mut memory = memory(n_pages);
         let mut twin = Twin::default();
         let mut users: Vec<User> = Vec::new();
-        let mut path: Vec<NodeId> = Vec::new();
+        // Texts that wait, with what was found of them last.
+        let mut askers: Vec<Asker> = Vec::new();
         let mut reader = Reader::default();
         for _ in 0..400 {
             match rng.below(4) {
@@ -141,16 +167,19 @@ fn equals_the_naive_twin() {
                     let tokens: Vec<u32> = (0..n_tokens).map(|_| u32::from(rng.below(6) == 0)).collect();
                     let salt = [None, Some(String::new()), Some("a".into())][rng.below(3) as usize].clone();
                     let namespace = memory.index.open("m", salt.as_deref());
-                    let (mut hashes, max_pages) = (Vec::new(), rng.below(11) as usize);
-                    let whole = n_tokens / PAGE_TOKENS as usize;
-                    memory.index.hash_pages(&namespace, &tokens, whole, &mut hashes);
-                    memory.index.find(&namespace, &hashes, &tokens, max_pages, &mut path);
-                    assert_eq!(path.len(), twin.n_found(&salt, &tokens, max_pages), "seed {seed}");
-                    let lease = Lease::open(&mut memory, &path, 10);
-                    for n in 1..=path.len() {
+                    let max_pages = rng.below(11) as usize;
+                    askers.push(Asker { namespace, salt, tokens, hashes: Vec::new(), found: FoundPath::default() });
+                    let at = rng.below(askers.len() as u32) as usize;
+                    let n_found = askers[at].ask(&memory, &mut twin, max_pages);
+                    if rng.below(2) > 0 {
+                        continue;
+                    }
+                    let Asker { namespace, salt, tokens, hashes, found } = askers.swap_remove(at);
+                    let lease = Lease::open(&mut memory, found.nodes(), 10);
+                    for n in 1..=n_found {
                         twin.pin(&salt, &tokens[..n * PAGE_TOKENS as usize]);
                     }
-                    users.push(User { lease, namespace, salt, tokens, hashes, n_published: path.len() });
+                    users.push(User { lease, namespace, salt, tokens, hashes, n_published: n_found });
                 }
                 1 | 2 if !users.is_empty() => {
                     let at = rng.below(users.len() as u32) as usize;
@@ -199,6 +228,7 @@ fn equals_the_naive_twin() {
             user.lease.release(&mut memory);
             memory.index.close(user.namespace);
         }
+        askers.into_iter().for_each(|asker| memory.index.close(asker.namespace));
         memory.flush();
         reader.read(&memory);
         assert_eq!((memory.pages.n_free(), memory.index.n_namespaces()), (n_pages, 0));
@@ -217,11 +247,10 @@ fn published(memory: &mut Memory, namespace: &Namespace, tokens: &[u32]) -> Leas
 }
 
 fn n_found(memory: &Memory, namespace: &Namespace, tokens: &[u32]) -> usize {
-    let (mut hashes, mut path) = (Vec::new(), Vec::new());
+    let (mut hashes, mut path) = (Vec::new(), FoundPath::default());
     let whole = tokens.len() / PAGE_TOKENS as usize;
-    memory.index.hash_pages(namespace, tokens, whole, &mut hashes);
-    memory.index.find(namespace, &hashes, tokens, whole, &mut path);
-    path.len()
+    memory.index.find(namespace, tokens, whole, &mut hashes, &mut path);
+    path.nodes().len()
 }
 
 #[test]
@@ -229,12 +258,15 @@ fn an_equal_hash_is_not_believed() {
     let mut memory = memory(8);
     let namespace = memory.index.open("m", None);
     let lease = published(&mut memory, &namespace, &[1, 2, 3]);
-    let (mut hashes, mut path) = (Vec::new(), Vec::new());
+    let mut hashes = Vec::new();
     memory.index.hash_pages(&namespace, &[1, 2, 3], 1, &mut hashes);
-    memory.index.find(&namespace, &hashes, &[1, 2, 4], 1, &mut path);
-    assert!(path.is_empty(), "same hash, other tokens");
-    memory.index.find(&namespace, &hashes, &[1, 2, 3], 1, &mut path);
-    assert_eq!(path.len(), 1);
+    let n_found = |memory: &Memory, hashes: &[u64], tokens: &[u32]| {
+        let mut path = FoundPath::default();
+        memory.index.find(&namespace, tokens, 2, &mut hashes.to_vec(), &mut path);
+        path.nodes().len()
+    };
+    assert_eq!(n_found(&memory, &hashes, &[1, 2, 4]), 0, "same hash, other tokens");
+    assert_eq!(n_found(&memory, &hashes, &[1, 2, 3]), 1);
 
     // A page found under its own hash, but after another page than it continues.
     let long = published(&mut memory, &namespace, &[1, 2, 3, 4, 5, 6]);
@@ -243,8 +275,8 @@ fn an_equal_hash_is_not_believed() {
     memory.index.hash_pages(&namespace, &[7, 8, 9], 1, &mut forged);
     memory.index.hash_pages(&namespace, &[1, 2, 3, 4, 5, 6], 2, &mut genuine);
     forged.push(genuine[1]);
-    memory.index.find(&namespace, &forged, &[7, 8, 9, 4, 5, 6], 2, &mut path);
-    assert_eq!(path.len(), 1, "same hash and tokens, other history");
+    let n = n_found(&memory, &forged, &[7, 8, 9, 4, 5, 6]);
+    assert_eq!(n, 1, "same hash and tokens, other history");
     for lease in [lease, long, other] {
         lease.release(&mut memory);
     }

@@ -11,9 +11,10 @@
 
 use super::{
     events::Tier,
-    index::{NodeId, Parent, PrefixIndex},
+    index::PrefixIndex,
     lru::{Lru, NONE},
     namespace::Namespace,
+    node::{NodeId, Parent},
     pool::{Handle, HostPage, HostState, Pool},
 };
 use crate::bug::seeded;
@@ -25,9 +26,29 @@ pub(super) struct Unit {
     pub state: Option<Handle<HostState>>,
 }
 
+/// What the host tier knows of a node.
+#[derive(Debug)]
+pub(super) struct Side {
+    /// In host memory.
+    pub unit: Option<Unit>,
+    /// The copy under way to host memory, or `NONE`.
+    pub store: u32,
+    /// The load that reads the unit, or `NONE`.
+    pub load: u32,
+    /// On the list of pages to copy.
+    pub is_uncopied: bool,
+    /// A copy did not work; not tried again.
+    pub copy_failed: bool,
+}
+
+/// Without a host tier, all there is to know of every node.
+const NOTHING: Side = Side { unit: None, store: NONE, load: NONE, is_uncopied: false, copy_failed: false };
+
 /// Host memory and what is in it.
 #[derive(Debug)]
 pub(super) struct HostMemory {
+    /// `[node]`; empty without a host tier.
+    sides: Vec<Side>,
     pub pages: Pool<HostPage>,
     pub states: Pool<HostState>,
     /// Nodes with a unit that nobody copies from, oldest first.
@@ -42,6 +63,7 @@ impl HostMemory {
     pub fn new(nodes: u32, pages: u32, states: u32) -> Self {
         let nodes = if pages > 0 { nodes } else { 0 };
         Self {
+            sides: (0..nodes).map(|_| NOTHING).collect(),
             pages: Pool::new(0, pages),
             states: Pool::new(0, states),
             units: Lru::new(nodes),
@@ -59,34 +81,66 @@ impl HostMemory {
 }
 
 impl PrefixIndex {
-    /// As [`PrefixIndex::find`], through both tiers.
+    pub(super) fn side(&self, at: u32) -> &Side {
+        self.host.sides.get(at as usize).unwrap_or(&NOTHING)
+    }
+
+    /// Only with a host tier.
+    pub(super) fn side_mut(&mut self, at: u32) -> &mut Side {
+        &mut self.host.sides[at as usize]
+    }
+
+    fn has_host(&self) -> bool {
+        !self.host.sides.is_empty()
+    }
+
+    /// Extend a path of pages on the device through both tiers.
     pub(super) fn find_anywhere(
         &self,
         namespace: &Namespace,
-        hashes: &[u64],
         tokens: &[u32],
         max_pages: usize,
+        hashes: &mut Vec<u64>,
         path: &mut Vec<NodeId>,
     ) {
-        self.walk(namespace, hashes, tokens, max_pages, path, |_| true);
+        self.walk(namespace, tokens, max_pages, hashes, path, |_| true);
+    }
+
+    /// A page leaves the device: what is being copied may be overwritten from now on.
+    pub(super) fn void_store(&mut self, at: u32) {
+        if self.has_host() {
+            let store = std::mem::replace(&mut self.side_mut(at).store, NONE);
+            if store != NONE {
+                self.void_stores.push(store);
+            }
+        }
+    }
+
+    /// A node is used no more.
+    pub(super) fn leave_host(&mut self, at: u32) {
+        if self.has_host() {
+            let side = std::mem::replace(self.side_mut(at), NOTHING);
+            assert!(side.unit.is_none() && side.load == NONE && side.store == NONE && !side.is_uncopied);
+        }
     }
 
     /// A page was let go on the device: it is to be copied if host memory lacks something of it.
     pub(super) fn offer(&mut self, at: u32) {
-        if self.host.pages.n_total() == 0 {
+        if !self.has_host() {
             return;
         }
         let has_state = self.snapshots.has(at) && self.host.states.n_total() > 0;
-        let node = self.node_mut(at);
-        let is_missing = node.unit.as_ref().is_none_or(|unit| has_state && unit.state.is_none());
-        if is_missing && node.page.is_some() && !node.is_uncopied && node.store == NONE && !node.copy_failed {
-            node.is_uncopied = true;
+        let on_device = self.node(at).page.is_some();
+        let side = self.side_mut(at);
+        let is_missing = side.unit.as_ref().is_none_or(|unit| has_state && unit.state.is_none());
+        if is_missing && on_device && !side.is_uncopied && side.store == NONE && !side.copy_failed {
+            side.is_uncopied = true;
             self.host.uncopied.push(at);
         }
     }
 
     pub(super) fn withdraw(&mut self, at: u32) {
-        if std::mem::take(&mut self.node_mut(at).is_uncopied) {
+        if self.has_host() && std::mem::take(&mut self.side_mut(at).is_uncopied) {
             self.host.uncopied.remove(at);
         }
     }
@@ -106,7 +160,7 @@ impl PrefixIndex {
             state = self.host.states.take();
             if let (None, Some(at)) = (&state, self.host.with_state.oldest()) {
                 self.host.with_state.remove(at);
-                state = self.node_mut(at).unit.as_mut().and_then(|unit| unit.state.take());
+                state = self.side_mut(at).unit.as_mut().and_then(|unit| unit.state.take());
             }
         }
         Some(Unit { page, state })
@@ -114,10 +168,10 @@ impl PrefixIndex {
 
     /// A unit has arrived.
     pub(super) fn attach(&mut self, at: u32, unit: Unit) {
-        if self.node(at).unit.is_some() {
+        if self.side(at).unit.is_some() {
             self.unlist_unit(at);
         }
-        let before = self.node_mut(at).unit.replace(unit);
+        let before = self.side_mut(at).unit.replace(unit);
         match before {
             Some(before) => self.host.give(before),
             None => self.announce(at, Tier::Host),
@@ -128,24 +182,24 @@ impl PrefixIndex {
     /// As the newest that may go.
     pub(super) fn list_unit(&mut self, at: u32) {
         self.host.units.push(at);
-        if self.node(at).unit.as_ref().is_some_and(|unit| unit.state.is_some()) {
+        if self.side(at).unit.as_ref().is_some_and(|unit| unit.state.is_some()) {
             self.host.with_state.push(at);
         }
     }
 
     pub(super) fn unlist_unit(&mut self, at: u32) {
         self.host.units.remove(at);
-        if self.node(at).unit.as_ref().is_some_and(|unit| unit.state.is_some()) {
+        if self.side(at).unit.as_ref().is_some_and(|unit| unit.state.is_some()) {
             self.host.with_state.remove(at);
         }
     }
 
     /// Forget a copy that nobody reads, and the page where there was nothing else.
     pub(super) fn drop_unit(&mut self, at: u32) {
-        assert_eq!(self.node(at).load, NONE, "a unit that is read is never given up");
-        assert!(self.node(at).unit.is_some(), "what is given up is in host memory");
+        assert_eq!(self.side(at).load, NONE, "a unit that is read is never given up");
+        assert!(self.side(at).unit.is_some(), "what is given up is in host memory");
         self.unlist_unit(at);
-        let unit = self.node_mut(at).unit.take().expect("looked at above");
+        let unit = self.side_mut(at).unit.take().expect("looked at above");
         self.host.give(unit);
         if !self.is_clearing && !seeded!(RemovalIsNotAnnounced) {
             self.events.removed(self.node(at).hash, Tier::Host);
@@ -179,12 +233,12 @@ impl PrefixIndex {
 
     /// Whether a state is stored at the end of a page in host memory.
     pub(super) fn has_host_state(&self, NodeId(at): NodeId) -> bool {
-        self.node(at).unit.as_ref().is_some_and(|unit| unit.state.is_some())
+        self.side(at).unit.as_ref().is_some_and(|unit| unit.state.is_some())
     }
 
     /// Check the host side's lists and counts; `in_flight` are the units of copies under way.
     pub(super) fn check_host<'a>(&'a self, in_flight: impl Iterator<Item = &'a Unit> + Clone) -> Result<(), String> {
-        let units = || self.nodes.iter().flatten().filter_map(|node| node.unit.as_ref()).chain(in_flight.clone());
+        let units = || self.host.sides.iter().filter_map(|side| side.unit.as_ref()).chain(in_flight.clone());
         self.host.pages.check(units().map(|unit| unit.page.index()))?;
         self.host.states.check(units().filter_map(|unit| unit.state.as_ref()).map(Handle::index))?;
         let place = |list: &Lru| {
@@ -201,16 +255,17 @@ impl PrefixIndex {
                 }
                 continue;
             };
-            let is_listed = node.unit.is_some() && node.load == NONE;
-            let has_state = node.unit.as_ref().is_some_and(|unit| unit.state.is_some());
+            let side = self.side(at as u32);
+            let is_listed = side.unit.is_some() && side.load == NONE;
+            let has_state = side.unit.as_ref().is_some_and(|unit| unit.state.is_some());
             if units[at].is_some() != is_listed || with_state[at].is_some() != (is_listed && has_state) {
                 return Err(format!("the unit of node {at} is on the wrong side of a list"));
             }
-            if uncopied[at].is_some() != node.is_uncopied || node.is_uncopied && node.page.is_none() {
+            if uncopied[at].is_some() != side.is_uncopied || side.is_uncopied && node.page.is_none() {
                 return Err(format!("node {at} is on the wrong side of the list of pages to copy"));
             }
             if node.page.is_none() {
-                if node.unit.is_none() || node.pins > 0 {
+                if side.unit.is_none() || node.holds > 0 {
                     return Err(format!("node {at} is nowhere, or held without a page"));
                 }
                 if let Parent::Node(parent) = node.parent {

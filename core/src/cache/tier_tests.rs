@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use super::{
     copies::{CopyOrder, Direction, LoadId},
     events::{Mirror, Tier},
-    index::NodeId,
+    index::{FoundPath, NodeId},
     lease::Lease,
     memory::{Memory, MemorySize},
     namespace::Namespace,
@@ -113,17 +113,17 @@ impl World {
             return;
         }
         let namespace = self.memory.index.open("m", None);
-        let (mut hashes, mut path) = (Vec::new(), Vec::new());
+        let (mut hashes, mut path) = (Vec::new(), FoundPath::default());
         let most = (tokens.len() - 1) / PAGE_TOKENS as usize;
-        self.memory.index.hash_pages(&namespace, &tokens, most, &mut hashes);
-        self.memory.index.find(&namespace, &hashes, &tokens, most, &mut path);
-        self.memory.cut_to_resumable(&mut path);
-        if !from_load && let Some(load) = self.memory.start_load(&namespace, &hashes, &tokens, most, &path, 1) {
+        self.memory.index.find(&namespace, &tokens, most, &mut hashes, &mut path);
+        let n_found = self.memory.n_resumable(path.nodes());
+        let path = (path.nodes(), n_found);
+        if !from_load && let Some(load) = self.memory.start_load(&namespace, &tokens, most, &mut hashes, path, 1) {
             self.waiters.push(Waiter { namespace, tokens, load, is_gone: false });
             return;
         }
-        self.n_resumed_from_loads += u32::from(from_load && !path.is_empty());
-        self.open(namespace, tokens, hashes, &path);
+        self.n_resumed_from_loads += u32::from(from_load && n_found > 0);
+        self.open(namespace, tokens, hashes, &path.0[..n_found]);
     }
 
     fn open(&mut self, namespace: Namespace, tokens: Vec<u32>, hashes: Vec<u64>, path: &[NodeId]) {

@@ -1,11 +1,15 @@
 //! The device's own thread: runs the passes of a turn while the engine thread plans the next step.
 //!
 //! The device and the parameter blocks travel together in one boxed [`Turn`], to the device's thread and back. Whoever
-//! has the turn has the device, so nothing is shared and nothing can race; at most one turn exists, so the channels
-//! never hold more than one. Every pass runs on this one thread, as device runtimes with a per-thread current device need.
+//! has the device has it alone, so nothing is shared and nothing can race. A step that the device samples leaves the device
+//! with its thread, and comes back with copies of the few words that were sampled: the step behind it can then be waiting in
+//! the channel, and starts without anybody's help. So there are two turns, and the channels never hold more than two.
+//! The next turn that is not sampled brings the device home. Every pass runs on this one thread, as device runtimes with a
+//! per-thread current device need.
 //!
 //! Rejected: the engine thread launching and polling a queue, which works only for devices that run on their own, and
-//! the CPU backend computes in the call.
+//! the CPU backend computes in the call. Rejected too: a device that never leaves its thread. The host's sampler reads logits
+//! where they are, and copying them, a vocabulary per request and step, costs more than sending a pointer.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -13,23 +17,35 @@ use std::{
     thread::JoinHandle,
 };
 
+use tokenspeed_backend_api::catalogue::{CHOSEN_WIDTH, LOGPROBS_WIDTH};
+
 use super::StepRunner;
 use crate::{
     engine::{EngineState, Pass, Plan},
+    sampler::device::Sampled,
     step::StepBuffer,
 };
 
-/// A device and what it is to run.
+/// What a device is to run; perhaps with the device.
 pub(super) struct Turn {
-    pub runner: Box<dyn StepRunner>,
+    /// With a turn that is to be run, or was run without being sampled.
+    pub runner: Option<Box<dyn StepRunner>>,
     /// Of the forward pass.
     pub step: StepBuffer,
     /// Of any other pass.
     second: StepBuffer,
     /// Passes to run, in order, with their rows of logits.
     passes: [Option<(Pass, u32)>; 2],
+    /// The device samples, and stays.
+    is_sampled: bool,
+    /// To be left alone if the turn before it fails.
+    is_behind: bool,
+    chosen: Vec<u32>,
+    logprobs: Vec<f32>,
     /// Of the passes run last; later ones are left out after the first failure.
     pub outcome: Result<(), Failure>,
+    /// After a failure that was not a panic: `Err` if the device is lost.
+    pub status: Result<(), String>,
 }
 
 /// Why a pass did not run to its end.
@@ -39,44 +55,84 @@ pub(super) enum Failure {
     Refused(String),
     /// The code that drives it panicked.
     Panicked(String),
+    /// The turn before it failed.
+    NotRun,
 }
 
 impl Turn {
-    pub fn new(runner: Box<dyn StepRunner>, state: &EngineState) -> Box<Self> {
+    pub fn new(state: &EngineState) -> Box<Self> {
         let (step, second) = (state.new_step_buffer(), state.new_step_buffer());
-        Box::new(Self { runner, step, second, passes: [None; 2], outcome: Ok(()) })
+        let rows = step.capacity().samples as usize;
+        Box::new(Self {
+            runner: None,
+            step,
+            second,
+            passes: [None; 2],
+            is_sampled: false,
+            is_behind: false,
+            chosen: Vec::with_capacity(rows * CHOSEN_WIDTH),
+            logprobs: Vec::with_capacity(rows * LOGPROBS_WIDTH),
+            outcome: Ok(()),
+            status: Ok(()),
+        })
     }
 
     /// What `plan` wants; its forward block is in `step` already.
-    pub fn set_plan(&mut self, plan: &Plan, state: &EngineState) {
+    pub fn set_plan(&mut self, plan: &Plan, state: &EngineState, is_behind: bool) {
         let forward = (plan.n_rows > 0).then_some((Pass::Forward, plan.n_logit_rows));
         let verify = plan.verify.map(|n_logit_rows| (Pass::Verify, n_logit_rows));
         if verify.is_some() {
             self.second.copy_from(state.verify_step());
         }
         self.passes = [forward, verify];
+        (self.is_sampled, self.is_behind) = (plan.is_sampled, is_behind);
     }
 
     /// One pass behind the turn's own: a replay, or a draft's.
     pub fn set_pass(&mut self, pass: Pass, step: &StepBuffer, n_logit_rows: u32) {
         self.second.copy_from(step);
         self.passes = [Some((pass, n_logit_rows)), None];
+        (self.is_sampled, self.is_behind) = (false, false);
     }
 
-    fn run(&mut self) {
+    /// What the device sampled in this turn.
+    pub fn sampled(&self) -> Sampled<'_> {
+        Sampled { chosen: &self.chosen, logprobs: &self.logprobs }
+    }
+
+    /// The device, which is with this turn.
+    pub fn runner(&mut self) -> &mut dyn StepRunner {
+        &mut **self.runner.as_mut().expect("the device came with the turn")
+    }
+
+    fn run(&mut self, runner: &mut dyn StepRunner) {
         self.outcome = Ok(());
+        self.status = Ok(());
         for (pass, n_logit_rows) in std::mem::take(&mut self.passes).into_iter().flatten() {
             let block = if pass == Pass::Forward { &self.step } else { &self.second };
-            let runner = &mut self.runner;
+            let is_sampled = self.is_sampled;
             // After a panic the device is only dropped.
-            let run = AssertUnwindSafe(|| runner.run(pass, block.bytes(), n_logit_rows));
+            let run = AssertUnwindSafe(|| match is_sampled {
+                true => runner.run_sampled(block.bytes(), n_logit_rows),
+                false => runner.run(pass, block.bytes(), n_logit_rows),
+            });
             self.outcome = match catch_unwind(run) {
                 Ok(outcome) => outcome.map_err(Failure::Refused),
                 Err(panic) => Err(Failure::Panicked(super::panic_text(&*panic))),
             };
-            if self.outcome.is_err() {
+            if let Err(failure) = &self.outcome {
+                if matches!(failure, Failure::Refused(_)) {
+                    self.status = runner.status();
+                }
                 return;
             }
+        }
+        if self.is_sampled {
+            let Sampled { chosen, logprobs } = runner.sampled();
+            self.chosen.clear();
+            self.chosen.extend_from_slice(chosen);
+            self.logprobs.clear();
+            self.logprobs.extend_from_slice(logprobs);
         }
     }
 }
@@ -88,17 +144,30 @@ pub(super) struct DeviceThread {
     thread: Option<JoinHandle<()>>,
 }
 
-/// A turn that runs.
-#[must_use = "wait for it: it has the device"]
-pub(super) struct Flight<'a>(&'a DeviceThread);
+/// Turns under way, at most.
+const TURNS: usize = 2;
 
 impl DeviceThread {
     pub fn start() -> Self {
-        let (orders, todo) = sync_channel::<Box<Turn>>(1);
-        let (report, done) = sync_channel(1);
+        let (orders, todo) = sync_channel::<Box<Turn>>(TURNS);
+        let (report, done) = sync_channel(TURNS);
         let run = move || {
+            let mut kept = None;
+            let mut has_failed = false;
             while let Ok(mut turn) = todo.recv() {
-                turn.run();
+                let mut runner: Box<dyn StepRunner> =
+                    turn.runner.take().or_else(|| kept.take()).expect("the device is with a turn, or stayed");
+                if turn.is_behind && has_failed {
+                    turn.outcome = Err(Failure::NotRun);
+                } else {
+                    turn.run(&mut *runner);
+                }
+                has_failed = turn.outcome.is_err();
+                if turn.is_sampled {
+                    kept = Some(runner);
+                } else {
+                    turn.runner = Some(runner);
+                }
                 if report.send(turn).is_err() {
                     break;
                 }
@@ -108,18 +177,15 @@ impl DeviceThread {
         Self { orders: Some(orders), done, thread: Some(thread) }
     }
 
-    /// Run a turn's passes.
-    pub fn launch(&self, turn: Box<Turn>) -> Flight<'_> {
+    /// Run a turn's passes, behind those launched before. Each is to be waited for, in order.
+    pub fn launch(&self, turn: Box<Turn>) {
         let sent = self.orders.as_ref().expect("taken only when dropped").send(turn);
         assert!(sent.is_ok(), "the thread ends only after its orders do");
-        Flight(self)
     }
-}
 
-impl Flight<'_> {
-    /// The turn, when its passes have run.
-    pub fn wait(self) -> Box<Turn> {
-        self.0.done.recv().expect("a turn always comes back: panics are caught")
+    /// The turn launched first of those not waited for, when its passes have run.
+    pub fn wait(&self) -> Box<Turn> {
+        self.done.recv().expect("a turn always comes back: panics are caught")
     }
 }
 

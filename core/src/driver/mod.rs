@@ -36,6 +36,7 @@ use crate::{
     engine::{ConfigError, EngineConfig, EngineState, Pass},
     overload::Gate,
     request::{Request, RequestId},
+    sampler::device::Sampled,
     scheduler::trace::{StepRecord, StepTrace},
 };
 pub use copies::{CopyError, HostCache};
@@ -50,6 +51,16 @@ pub trait StepRunner: Send {
     fn run(&mut self, pass: Pass, step: &[u8], n_logit_rows: u32) -> Result<(), String>;
     /// The pass's last logits, `n_logit_rows · vocab` f32, row-major.
     fn logits(&self, pass: Pass) -> &[f32];
+    /// Run the parameter block of a forward pass whose rows of logits the device samples. Only asked of a runner whose engine
+    /// relays ([`EngineConfig::relay`]).
+    fn run_sampled(&mut self, step: &[u8], n_logit_rows: u32) -> Result<(), String> {
+        let _ = (step, n_logit_rows);
+        Err("this device does not sample".to_owned())
+    }
+    /// What the last sampled step gave, `n_logit_rows` rows.
+    fn sampled(&self) -> Sampled<'_> {
+        Sampled::default()
+    }
     /// Copy a page or a state between the device and host memory, as [`EngineState::next_copy`] ordered; no step runs
     /// meanwhile. A runner without host memory refuses.
     fn copy(&mut self, order: &CopyOrder) -> Result<(), CopyError> {

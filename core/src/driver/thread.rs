@@ -1,7 +1,7 @@
 //! The engine thread's loop.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, PoisonError, atomic::Ordering},
 };
@@ -54,9 +54,13 @@ pub(super) fn main(
     target_ms: Option<f64>,
     overlap: bool,
 ) {
+    let mut idle = vec![Turn::new(&state), Turn::new(&state)];
+    idle[0].runner = Some(runner);
     let mut engine = EngineThread {
-        turn: Some(Turn::new(runner, &state)),
+        idle,
         device: DeviceThread::start(),
+        flying: VecDeque::with_capacity(2),
+        landed_ns: 0,
         overlap,
         budget: StepBudget::new(target_ms),
         reporter: Reporter::new(shared.gate().is_on()),
@@ -89,14 +93,25 @@ pub(super) fn main(
 struct EngineThread {
     shared: Arc<Shared>,
     state: EngineState,
-    /// The device; away while it runs.
-    turn: Option<Box<Turn>>,
+    /// Turns that are not under way, one of them with the device unless that is away with another or stayed on its thread.
+    #[expect(clippy::vec_box, reason = "they go through channels as they are, without moving their buffers")]
+    idle: Vec<Box<Turn>>,
     device: DeviceThread,
+    /// Steps under way, in order: the one in flight, and the one behind it.
+    flying: VecDeque<Flight>,
+    /// When the last step had been waited for.
+    landed_ns: u64,
     overlap: bool,
     budget: StepBudget,
     reporter: Reporter,
     routes: Routes,
     masks: MaskThreads,
+}
+
+/// A step under way.
+struct Flight {
+    plan: Plan,
+    began_ns: u64,
 }
 
 impl EngineThread {
@@ -105,80 +120,140 @@ impl EngineThread {
         loop {
             while let Some(command) = self.shared.inbox.pop() {
                 if self.obey(command) {
+                    self.let_land();
                     let routes = &mut self.routes;
                     self.state.fail_all("the engine is shutting down", &mut |id, event| routes.deliver(id, event));
                     return Ok(());
                 }
             }
-            let began_ns = self.shared.now_ns();
-            let mut turn = self.turn.take().expect("the device is back between steps");
-            let plan = self.state.plan(began_ns, &mut turn.step);
-            let has_copied = copy(&mut self.state, &mut turn);
-            let Some(plan) = plan else {
-                self.turn = Some(turn);
-                if has_copied {
-                    // Somebody may have waited for it, and there may be more to copy.
-                    continue;
-                }
-                self.publish();
-                self.shared.inbox.wait();
+            if self.flying.is_empty() && !self.begin() {
                 continue;
-            };
-            self.shared.trace().planned(self.state.decisions());
-            let sequence = plan.sequence;
-            self.shared.step_began_ns.store(began_ns.max(1), Ordering::Release);
-            let (decode, prefill) = (plan.n_decode_tokens, plan.n_tokens - plan.n_decode_tokens);
-            turn.set_plan(&plan, &self.state);
-            let flight = self.device.launch(turn);
+            }
             let masks = &mut self.masks;
             self.state.lend_masks(&mut |job| masks.begin(job));
-            if self.overlap {
+            if self.overlap && !self.follow() {
                 self.state.plan_ahead();
             }
             let state = &mut self.state;
             self.masks.finish(&mut |job| state.return_masks(job));
-            let turn = flight.wait();
-            let now_ns = self.shared.now_ns();
-            let turn = match &turn.outcome {
-                Ok(()) => self.take_in(now_ns, plan, turn),
-                Err(_) => turn,
-            };
-            let outcome = turn.outcome.clone();
-            let is_ok = outcome.is_ok();
-            let turn = self.turn.insert(turn);
-            match outcome {
-                Ok(()) => {}
-                Err(Failure::Refused(message)) => {
-                    let status = turn.runner.status();
-                    let routes = &mut self.routes;
-                    self.state.fail_all(&message, &mut |id, event| routes.deliver(id, event));
-                    // States that were to be replayed may be stored already.
-                    self.state.flush_cache().expect("nothing runs after everything failed");
-                    status?;
-                }
-                Err(Failure::Panicked(text)) => return Err(format!("the device thread panicked: {text}")),
-            }
-            self.shared.step_began_ns.store(0, Ordering::Release);
-            self.budget.observe(decode, prefill, now_ns - began_ns);
-            // Of the step just taken in, some may have ended: nobody is protected who is gone.
-            self.state.set_step_tokens(self.budget.tokens(self.state.n_decoding()));
-            if is_ok {
-                self.shared.trace().ended(sequence, self.shared.now_ns());
-            }
-            self.reporter.step(decode, now_ns - began_ns);
-            self.publish();
+            self.end()?;
         }
+    }
+
+    /// Plan a step and give it to the device. False if there was nothing to run; then something may have come by now.
+    fn begin(&mut self) -> bool {
+        let began_ns = self.shared.now_ns();
+        let mut turn = self.idle.pop().expect("nothing is under way");
+        let plan = self.state.plan(began_ns, &mut turn.step);
+        self.idle.push(turn);
+        let has_copied = copy(&mut self.state, &mut self.idle);
+        let Some(plan) = plan else {
+            // Somebody may have waited for a copy, and there may be more to copy.
+            if !has_copied {
+                self.publish();
+                self.shared.inbox.wait();
+            }
+            return false;
+        };
+        let turn = self.idle.pop().expect("put there above");
+        self.launch(turn, plan, began_ns, false);
+        true
+    }
+
+    /// Give the device the step behind the one in flight, if that can be planned already.
+    fn follow(&mut self) -> bool {
+        let Some(mut turn) = self.idle.pop() else { return false };
+        let began_ns = self.shared.now_ns();
+        let plan = self.state.plan_behind(began_ns, &mut turn.step);
+        match plan {
+            Some(plan) => self.launch(turn, plan, began_ns, true),
+            None => {
+                self.idle.push(turn);
+                return false;
+            }
+        }
+        true
+    }
+
+    fn launch(&mut self, mut turn: Box<Turn>, plan: Plan, began_ns: u64, is_behind: bool) {
+        self.shared.trace().planned(self.state.decisions());
+        if !is_behind {
+            self.shared.step_began_ns.store(began_ns.max(1), Ordering::Release);
+        }
+        if let Some(other) = self.idle.iter_mut().find(|other| other.runner.is_some()) {
+            turn.runner = other.runner.take();
+        }
+        turn.set_plan(&plan, &self.state, is_behind);
+        self.flying.push_back(Flight { plan, began_ns });
+        self.device.launch(turn);
+    }
+
+    /// Wait for what is under way, and forget it.
+    fn let_land(&mut self) {
+        while self.flying.pop_front().is_some() {
+            self.idle.push(self.device.wait());
+        }
+    }
+
+    /// Wait for the step in flight and take it in.
+    fn end(&mut self) -> Result<(), String> {
+        let Flight { plan, began_ns } = self.flying.pop_front().expect("a step is in flight");
+        let (decode, prefill) = (plan.n_decode_tokens, plan.n_tokens - plan.n_decode_tokens);
+        let sequence = plan.sequence;
+        let turn = self.device.wait();
+        let now_ns = self.shared.now_ns();
+        // A step behind another one waited for that.
+        let took_ns = now_ns - began_ns.max(self.landed_ns);
+        self.landed_ns = now_ns;
+        let mut turn = match &turn.outcome {
+            Ok(()) => self.take_in(now_ns, plan, turn),
+            Err(_) => turn,
+        };
+        let (outcome, status) = (std::mem::replace(&mut turn.outcome, Ok(())), turn.status.clone());
+        self.idle.push(turn);
+        let is_ok = outcome.is_ok();
+        match outcome {
+            Ok(()) => {}
+            Err(Failure::Refused(message)) => {
+                self.let_land();
+                let routes = &mut self.routes;
+                self.state.fail_all(&message, &mut |id, event| routes.deliver(id, event));
+                // States that were to be replayed may be stored already.
+                self.state.flush_cache().expect("nothing runs after everything failed");
+                status?;
+            }
+            Err(Failure::Panicked(text)) => return Err(format!("the device thread panicked: {text}")),
+            Err(Failure::NotRun) => unreachable!("the step before it was waited for, and let this one land"),
+        }
+        let next_began_ns = if self.flying.is_empty() { 0 } else { now_ns.max(1) };
+        self.shared.step_began_ns.store(next_began_ns, Ordering::Release);
+        self.budget.observe(decode, prefill, took_ns);
+        // Of the step just taken in, some may have ended: nobody is protected who is gone.
+        self.state.set_step_tokens(self.budget.tokens(self.state.n_decoding()));
+        if is_ok {
+            self.shared.trace().ended(sequence, self.shared.now_ns());
+        }
+        self.reporter.step(decode, took_ns);
+        self.publish();
+        Ok(())
     }
 
     /// Take in a step that has run, replay what it proved right, and let the draft model guess on.
     fn take_in(&mut self, now_ns: u64, plan: Plan, mut turn: Box<Turn>) -> Box<Turn> {
         let routes = &mut self.routes;
-        let verify = if plan.verify.is_some() { turn.runner.logits(Pass::Verify) } else { &[] };
-        let forward = if plan.n_rows > 0 { turn.runner.logits(Pass::Forward) } else { &[] };
-        self.state.advance(now_ns, plan, Logits { forward, verify }, &mut |id, event| routes.deliver(id, event));
+        let deliver = &mut |id, event| routes.deliver(id, event);
+        if plan.is_sampled {
+            self.state.advance_sampled(now_ns, plan, turn.sampled(), deliver);
+            return turn;
+        }
+        let runner = turn.runner();
+        let verify = if plan.verify.is_some() { runner.logits(Pass::Verify) } else { &[] };
+        let forward = if plan.n_rows > 0 { runner.logits(Pass::Forward) } else { &[] };
+        self.state.advance(now_ns, plan, Logits { forward, verify }, deliver);
         if let Some(replay) = self.state.replay_step() {
             turn.set_pass(Pass::Replay, replay, 0);
-            turn = self.device.launch(turn).wait();
+            self.device.launch(turn);
+            turn = self.device.wait();
             self.state.replayed(self.shared.now_ns());
         }
         // Guesses for the next turn.
@@ -187,9 +262,10 @@ impl EngineThread {
         {
             let pass = draft.pass;
             turn.set_pass(pass, draft.step, draft.n_logit_rows);
-            turn = self.device.launch(turn).wait();
+            self.device.launch(turn);
+            turn = self.device.wait();
             if turn.outcome.is_ok() {
-                self.state.drafted(self.shared.now_ns(), turn.runner.logits(pass));
+                self.state.drafted(self.shared.now_ns(), turn.runner().logits(pass));
             }
         }
         turn
@@ -219,7 +295,7 @@ impl EngineThread {
                 }
             }
             Command::Flush { reply } => {
-                copy(&mut self.state, self.turn.as_mut().expect("the device is back between steps"));
+                copy(&mut self.state, &mut self.idle);
                 let answer = self.state.flush_cache().map(drop).map_err(|e| e.to_string());
                 // Whoever asked may look at the figures next.
                 self.publish();
@@ -244,12 +320,14 @@ impl EngineThread {
 
 /// Carry out the copies ordered so far, between steps; true if there were any. They are few per plan while requests run, so
 /// that a step is not long in coming.
-fn copy(state: &mut EngineState, turn: &mut Turn) -> bool {
+fn copy(state: &mut EngineState, idle: &mut [Box<Turn>]) -> bool {
     let mut any = false;
     while let Some(order) = state.next_copy() {
         any = true;
+        let at_home = idle.iter_mut().find(|turn| turn.runner.is_some());
+        let turn = at_home.expect("an engine that copies does not relay: between steps the device is here");
         // A copy that failed is a miss, and counted; a device that is lost shows in the next step.
-        let outcome = turn.runner.copy(&order);
+        let outcome = turn.runner().copy(&order);
         state.copied(order.id, outcome.is_ok());
     }
     any

@@ -1,14 +1,14 @@
 //! What a step's logits mean for each request: prompt reports, the next token, the end.
 
-use super::{Counters, Deliver, EngineConfig, Logits, Replay};
+use super::{Counters, Deliver, EngineConfig, Replay, Results};
 use crate::{
     bug::seeded,
     cache::memory::Memory,
     request::{Event, FinishReason, TokenLogprobs},
-    sampler::{RowContext, SampleError, Sampler},
+    sampler::{Choice, RowContext, SampleError, Sampler},
     scheduler::{
         queue::Running,
-        sequence::{Body, Decoding, HoldsMemory, Sequence},
+        sequence::{Body, Decoding, Ending, HoldsMemory, Sequence},
     },
     speculation::branches::Branch,
 };
@@ -23,7 +23,7 @@ pub(super) struct Taker<'a, 'd> {
     pub verifies: bool,
     /// Where guesses are committed.
     pub replay: &'a mut Replay,
-    pub logits: Logits<'a>,
+    pub results: Results<'a>,
     pub deliver: &'a mut Deliver<'d>,
 }
 
@@ -33,12 +33,25 @@ fn row_of<'a>(logits: &'a [f32], config: &EngineConfig, at: u32) -> &'a [f32] {
 }
 
 impl Taker<'_, '_> {
-    /// Take in one request; `None` once it has ended.
+    /// Take in one request; `None` once it has ended and no step needs its memory. What it has in the step behind is in
+    /// flight from now on.
     pub fn take_in(&mut self, running: Running) -> Option<Running> {
+        let mut running = self.take_in_step(running)?;
+        running.parts_mut().1.move_up();
+        Some(running)
+    }
+
+    fn take_in_step(&mut self, running: Running) -> Option<Running> {
         let mut sequence = match running {
             Running::Leaving(_) if seeded!(AbortKeepsPages) => return None,
+            Running::Leaving(mut sequence) if sequence.active().behind.is_some() => {
+                if sequence.active().planned > 0 {
+                    sequence.complete_step(self.memory, 0);
+                }
+                return Some(Running::Leaving(sequence));
+            }
             Running::Leaving(sequence) => {
-                sequence.drop_memory(self.memory).close(self.memory);
+                sequence.let_go(self.memory).close(self.memory);
                 return None;
             }
             _ if running.parts().1.planned == 0 => return Some(running),
@@ -70,7 +83,10 @@ impl Taker<'_, '_> {
             let reports = body.prompt_logprobs.as_mut().expect("rows are planned only if asked for");
             let id = body.tokens[reports.len() + 1];
             let k = body.sampling.prompt_logprobs.expect("asked for");
-            let row = row_of(self.logits.forward, self.config, active.first_logit_row + at);
+            let Results::Logits(logits) = self.results else {
+                unreachable!("the host samples steps that report prompts")
+            };
+            let row = row_of(logits.forward, self.config, active.first_logit_row + at);
             reports.push(self.sampler.score(row, id, k)?);
         }
         Ok(())
@@ -131,6 +147,10 @@ impl Taker<'_, '_> {
         };
         self.complete(&mut sequence, accepted, side);
         if let Some(reason) = reason {
+            if seeded!(WastedTokenIsHeard) && sequence.active().behind.is_some() {
+                (self.deliver)(sequence.body.id, Event::Finished { reason, usage: sequence.body.usage() });
+                return Some(Running::Decoding(sequence));
+            }
             return self.finish(sequence, reason);
         }
         if is_first {
@@ -178,6 +198,13 @@ impl Taker<'_, '_> {
     ) -> Result<u32, SampleError> {
         let config = self.config;
         let (body, active) = sequence.parts_mut();
+        if let Results::Sampled(sampled) = self.results {
+            assert!(n == 0 && active.n_prompt_logit_rows == 0, "one row, and nothing before it");
+            let reports = body.sampling.logprobs.is_some();
+            let choice = sampled.token(active.first_logit_row, config.tokenizer_vocab_size, reports)?;
+            return Ok(self.say(&mut sequence.body, choice));
+        }
+        let Results::Logits(logits) = self.results else { unreachable!("there is no third kind") };
         let n_generated = body.n_generated();
         let mask = body.guide.guard().map(|guard| guard.mask(n)).transpose()?;
         let context = RowContext {
@@ -189,7 +216,7 @@ impl Taker<'_, '_> {
             eos_ids: if body.sampling.ignore_eos { &[] } else { &config.eos_ids },
         };
         let is_verified = self.verifies && !body.drafts.is_empty();
-        let logits = if is_verified { self.logits.verify } else { self.logits.forward };
+        let logits = if is_verified { logits.verify } else { logits.forward };
         let n_before = if seeded!(PromptRowsShiftTheSample) { 0 } else { active.n_prompt_logit_rows };
         let branch = side.filter(|_| !seeded!(BranchLogitsAreTheChains)).map(|at| &body.drafts.branches.open()[at]);
         let at = match branch {
@@ -198,6 +225,11 @@ impl Taker<'_, '_> {
         };
         let row = row_of(logits, config, at);
         let choice = self.sampler.sample(row, &context)?;
+        Ok(self.say(&mut sequence.body, choice))
+    }
+
+    /// A token has been sampled.
+    fn say(&mut self, body: &mut Body, choice: Choice) -> u32 {
         let is_first = !body.is_started;
         self.start(body);
         body.tokens.push(choice.id);
@@ -206,29 +238,43 @@ impl Taker<'_, '_> {
         }
         self.counters.generation_tokens += 1;
         (self.deliver)(body.id, Event::Token { id: choice.id, logprobs: choice.logprobs });
-        Ok(choice.id)
+        choice.id
     }
 
     fn finish<S: HoldsMemory>(&mut self, sequence: Sequence<S>, reason: FinishReason) -> Option<Running> {
         let (id, usage) = (sequence.body.id, sequence.body.usage());
-        sequence.finish(self.memory).close(self.memory);
         self.counters.finish(reason);
         (self.deliver)(id, Event::Finished { reason, usage });
-        None
+        if sequence.active().behind.is_none() || seeded!(FreedBeforeTheStepBehind) {
+            sequence.finish(self.memory).close(self.memory);
+            return None;
+        }
+        // It is computed once for nothing; what it said is known, and can be found, now.
+        Some(Running::Leaving(sequence.finish_behind(self.memory)))
     }
 
     /// A row that cannot be sampled ends its own request, and what it published is not trusted.
-    fn fail<S: HoldsMemory>(&mut self, sequence: Sequence<S>, error: SampleError) -> Option<Running> {
-        let id = sequence.body.id;
-        match error {
-            SampleError::NotFinite { .. } if !seeded!(DoubtfulPagesStayCached) => sequence.discard(self.memory),
-            SampleError::NotFinite { .. } | SampleError::NothingLeft | SampleError::Constraint(_) => {
-                sequence.drop_memory(self.memory)
+    fn fail<S: HoldsMemory>(&mut self, mut sequence: Sequence<S>, error: SampleError) -> Option<Running> {
+        self.counters.fail();
+        (self.deliver)(sequence.body.id, Event::Failed { message: error.to_string() });
+        let ending = match error {
+            SampleError::NotFinite { .. } | SampleError::Device { .. } if !seeded!(DoubtfulPagesStayCached) => {
+                Ending::Discard
             }
+            SampleError::NotFinite { .. }
+            | SampleError::Device { .. }
+            | SampleError::NothingLeft
+            | SampleError::Constraint(_) => Ending::Release,
+        };
+        if sequence.active().behind.is_some() {
+            sequence.complete_step(self.memory, 0);
+            return Some(Running::Leaving(sequence.leave(ending)));
+        }
+        match ending {
+            Ending::Discard => sequence.discard(self.memory),
+            Ending::Release => sequence.drop_memory(self.memory),
         }
         .close(self.memory);
-        self.counters.fail();
-        (self.deliver)(id, Event::Failed { message: error.to_string() });
         None
     }
 }

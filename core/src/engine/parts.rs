@@ -1,113 +1,217 @@
 //! The arrays of a step before they become bytes, filled from what the scheduler planned. Decoding rows come first.
 
-use tokenspeed_backend_api::abi::{ts_step_row, ts_step_token, ts_table_delta};
+use tokenspeed_backend_api::abi::{ts_sample, ts_step_row, ts_table_delta};
 
 use super::Plan;
 use crate::{
     bug::seeded,
-    scheduler::queue::{Queues, Running},
-    step::{StepCapacity, StepContent},
+    grammar::Guide,
+    sampler::device::{self, HostOnly},
+    scheduler::{
+        outlook::Outlook,
+        queue::{Queues, Running},
+        sequence::{Body, Share},
+    },
+    step::{StepBuffer, StepCapacity, StepContent},
 };
 
 /// Reusable arrays.
 pub(super) struct StepParts {
     rows: Vec<ts_step_row>,
-    tokens: Vec<ts_step_token>,
+    /// Tokens of the rows, row after row.
+    ids: Vec<u32>,
     logit_rows: Vec<u32>,
+    /// One per row of logits, as long as the device can sample them all.
+    samples: Vec<ts_sample>,
+    /// The device samples, if it can.
+    relays: bool,
+    /// Why it does not sample this step.
+    pub host_only: Option<HostOnly>,
     /// Tokens on side branches.
     pub branch_tokens: u32,
 }
 
 impl std::fmt::Debug for StepParts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "StepParts({} rows, {} tokens)", self.rows.len(), self.tokens.len())
+        write!(f, "StepParts({} rows, {} tokens)", self.rows.len(), self.ids.len())
     }
+}
+
+/// Where a request's row begins and what it is to do, in the step being planned or in the one behind that in flight.
+struct Place {
+    computed: u32,
+    share: Share,
+    /// Tokens it has then; the last of them may be in a relay slot.
+    len: u32,
+    next_prompt_logits: Option<u32>,
+}
+
+impl Place {
+    fn now(running: &Running) -> Self {
+        let (body, active) = running.parts();
+        let share = Share { n_tokens: active.planned, n_prompt_logit_rows: active.n_prompt_logit_rows };
+        let next_prompt_logits = body.next_prompt_logits();
+        Self { computed: active.computed, share, len: body.len(), next_prompt_logits }
+    }
+
+    fn behind(running: &Running) -> Self {
+        let Outlook { computed, len, next_prompt_logits, .. } = Outlook::of(running);
+        Self {
+            computed,
+            share: running.parts().1.behind.map_or(Share::default(), |b| b.share),
+            len,
+            next_prompt_logits,
+        }
+    }
+
+    fn end(&self) -> u32 {
+        self.computed + self.share.n_tokens
+    }
+
+    /// Its last token's logits are wanted.
+    fn samples(&self, body: &Body) -> bool {
+        self.end() >= self.len && self.len < body.max_len
+    }
+}
+
+/// The relay slot of a request: its row of the block tables, which nobody else has before it is done. Slot 0 is nobody's.
+fn relay_slot(table_row: u32) -> u32 {
+    table_row + 1
 }
 
 impl StepParts {
     pub fn new(capacity: StepCapacity) -> Self {
         Self {
             rows: Vec::with_capacity(capacity.rows as usize),
-            tokens: Vec::with_capacity(capacity.tokens as usize),
+            ids: Vec::with_capacity(capacity.tokens as usize),
             logit_rows: Vec::with_capacity(capacity.logit_rows as usize),
+            samples: Vec::with_capacity(capacity.samples as usize),
+            relays: capacity.samples > 0,
+            host_only: None,
             branch_tokens: 0,
         }
     }
 
-    pub fn content<'a>(&'a self, sequence: u64, deltas: &'a [ts_table_delta]) -> StepContent<'a> {
-        StepContent { sequence, rows: &self.rows, tokens: &self.tokens, logit_rows: &self.logit_rows, deltas }
+    /// Write them as the step's parameter block.
+    pub fn write(&self, step: &mut StepBuffer, sequence: u64, deltas: &[ts_table_delta]) {
+        let samples = if self.host_only.is_none() { &self.samples[..] } else { &[] };
+        let content = StepContent { sequence, rows: &self.rows, tokens: &[], logit_rows: &self.logit_rows, deltas };
+        step.write_ids(&content, &self.ids, samples);
     }
 
     /// Collect the planned requests that `belong` and give each its first row of logits; the plan lacks only its number
     /// and other passes.
     pub fn collect(&mut self, queues: &mut Queues, belongs: impl Fn(&Running) -> bool) -> Plan {
+        self.gather(queues, |running, wants_decoding| {
+            let is_decoding = matches!(running, Running::Decoding(_));
+            (is_decoding == wants_decoding && belongs(running)).then(|| Place::now(running))
+        })
+    }
+
+    /// The same of the step behind the one in flight.
+    pub fn collect_behind(&mut self, queues: &mut Queues) -> Plan {
+        self.gather(queues, |running, wants_decoding| {
+            let has_part = running.parts().1.behind.is_some();
+            (has_part && Outlook::of(running).is_decoding == wants_decoding).then(|| Place::behind(running))
+        })
+    }
+
+    fn gather(&mut self, queues: &mut Queues, place: impl Fn(&Running, bool) -> Option<Place>) -> Plan {
         self.rows.clear();
-        self.tokens.clear();
+        self.ids.clear();
         self.logit_rows.clear();
+        self.samples.clear();
+        self.host_only = None;
         self.branch_tokens = 0;
         let mut attention_pairs = 0;
         let mut n_decode_tokens = 0;
         for wants_decoding in [true, false] {
             for running in queues.running.iter_mut().flatten() {
-                if matches!(running, Running::Decoding(_)) == wants_decoding
-                    && running.parts().1.planned > 0
-                    && belongs(running)
-                {
-                    attention_pairs += self.add(running);
+                if let Some(place) = place(running, wants_decoding).filter(|place| place.share.n_tokens > 0) {
+                    attention_pairs += self.add(running, &place);
                 }
             }
             if wants_decoding {
-                n_decode_tokens = self.tokens.len() as u32;
+                n_decode_tokens = self.ids.len() as u32;
             }
         }
         Plan {
             sequence: 0,
-            n_tokens: self.tokens.len() as u32,
+            n_tokens: self.ids.len() as u32,
             n_rows: self.rows.len() as u32,
             n_logit_rows: self.logit_rows.len() as u32,
             verify: None,
             n_decode_tokens,
             attention_pairs,
+            is_sampled: self.relays && self.host_only.is_none(),
         }
     }
 
     /// Returns query length times context length.
-    fn add(&mut self, running: &mut Running) -> u64 {
+    fn add(&mut self, running: &mut Running, place: &Place) -> u64 {
         let (body, active) = running.parts_mut();
-        let (row, query_start) = (self.rows.len() as u32, self.tokens.len() as u32);
-        let end = active.computed + active.planned;
+        let &Place { computed, share, len, next_prompt_logits } = place;
+        let query_start = self.ids.len() as u32;
+        let (n_tokens, end) = (share.n_tokens, place.end());
         let (state_read, state_write) = active.lease.state_slots().unwrap_or((0, 0));
         self.rows.push(ts_step_row {
             table_row: active.lease.row(),
-            computed: active.computed,
+            computed,
             query_start,
-            query_len: active.planned,
-            state_read: if seeded!(LaterChunkStartsFromScratch) && active.planned > 1 { 0 } else { state_read },
+            query_len: n_tokens,
+            state_read: if seeded!(LaterChunkStartsFromScratch) && n_tokens > 1 { 0 } else { state_read },
             state_write,
             state_tokens: active
                 .lease
                 .state_slots()
-                .map_or(0, |_| active.computed.saturating_sub(u32::from(seeded!(StateCountLagsBehind)))),
+                .map_or(0, |_| computed.saturating_sub(u32::from(seeded!(StateCountLagsBehind)))),
             branch_offset: 0,
         });
-        let token = |(id, position): (&u32, u32)| ts_step_token { id: id.cast_signed(), position, row, reserved: 0 };
-        let own = &body.tokens[active.computed as usize..end.min(body.len()) as usize];
-        self.tokens.extend(own.iter().zip(active.computed..).map(token));
-        self.tokens.extend(body.drafts.ids.iter().zip(body.len()..end).map(token));
-        active.first_logit_row = self.logit_rows.len() as u32;
-        if active.n_prompt_logit_rows > 0 {
-            let next = body.next_prompt_logits().expect("planned rows are wanted").max(active.computed);
-            let first = query_start + (next - active.computed);
-            self.logit_rows.extend(first..first + active.n_prompt_logit_rows);
+        let known = body.len();
+        self.ids.extend_from_slice(&body.tokens[computed.min(known) as usize..end.min(known) as usize]);
+        if len > known && end > known {
+            // Being sampled by the step in flight.
+            let slot =
+                relay_slot(active.lease.row()) - u32::from(seeded!(RelaySlotIsAnothers) && active.lease.row() > 0);
+            self.ids.push((-slot.cast_signed() - 1).cast_unsigned());
         }
-        if end >= body.len() && body.len() < body.max_len {
+        self.ids.extend(body.drafts.ids.iter().take(end.saturating_sub(len) as usize));
+        let first_logit_row = self.logit_rows.len() as u32;
+        match &mut active.behind {
+            Some(behind) => behind.first_logit_row = first_logit_row,
+            None => active.first_logit_row = first_logit_row,
+        }
+        if share.n_prompt_logit_rows > 0 {
+            let next = next_prompt_logits.expect("planned rows are wanted").max(computed);
+            let first = query_start + (next - computed);
+            self.logit_rows.extend(first..first + share.n_prompt_logit_rows);
+            self.leave_to_host(HostOnly::PromptLogprobs);
+        }
+        if place.samples(body) {
             // The last token's, and each guess's.
-            self.logit_rows.extend(query_start + (body.len() - 1 - active.computed)..query_start + active.planned);
+            self.logit_rows.extend(query_start + (len - 1 - computed)..query_start + n_tokens);
             if let Some(guard) = body.guide.guard() {
                 guard.expect(&body.drafts.ids);
             }
+            let host_only = match &body.guide {
+                Guide::Free => HostOnly::of(&body.sampling, len - body.prompt_tokens),
+                Guide::Here(_) | Guide::Lent => Some(HostOnly::Constraint),
+            };
+            match host_only {
+                Some(reason) => self.leave_to_host(reason),
+                None if self.relays => {
+                    self.samples.push(device::record(&body.sampling, len, relay_slot(active.lease.row())));
+                }
+                None => {}
+            }
         }
-        u64::from(active.planned) * u64::from(end) + self.add_branches(running)
+        u64::from(n_tokens) * u64::from(end) + self.add_branches(running)
+    }
+
+    fn leave_to_host(&mut self, reason: HostOnly) {
+        if self.relays {
+            self.host_only.get_or_insert(reason);
+        }
     }
 
     /// A row for each side branch: the request's own tokens again, the guesses it shares, and its own guesses. Their cache
@@ -119,12 +223,10 @@ impl StepParts {
         let (mut offset, mut pairs) = (active.planned, 0);
         let chain = &body.drafts.ids;
         for branch in body.drafts.branches.open_mut() {
-            let (row, query_start) = (self.rows.len() as u32, self.tokens.len() as u32);
+            let query_start = self.ids.len() as u32;
             let ids = own.iter().chain(&chain[..branch.fork as usize]).chain(&branch.ids);
-            let token =
-                |(id, position): (&u32, u32)| ts_step_token { id: id.cast_signed(), position, row, reserved: 0 };
-            self.tokens.extend(ids.zip(active.computed..).map(token));
-            let query_len = self.tokens.len() as u32 - query_start;
+            self.ids.extend(ids);
+            let query_len = self.ids.len() as u32 - query_start;
             self.rows.push(ts_step_row {
                 table_row: active.lease.row(),
                 computed: active.computed,

@@ -109,6 +109,8 @@ pub struct Lowered {
     pub output_bytes: u64,
     /// Vocabulary of the logits; 0 for a graph without.
     pub vocab: u32,
+    /// Where in the output arena the outputs `chosen` and `logprobs` of the op `sample` lie, if the device samples.
+    pub sampled: Option<[u64; 2]>,
     /// How each public op was resolved, for people.
     pub resolutions: Vec<Resolution>,
 }
@@ -123,6 +125,7 @@ pub fn lower(
     let (graph, mut ops, resolutions) = expand::expand(graph, &capacity, support)?;
     let layout = Layout::new(&graph, &capacity, alignment);
     let activation_bytes = place::place_values(&graph, &capacity, alignment, &mut ops);
+    let outputs = Outputs::new(&graph, &capacity, alignment);
     let vocab = graph.logits.map_or(0, |logits| graph.values[logits].inner.iter().product::<u64>());
     let mut weight_uses: Vec<WeightUse> = Vec::new();
     let mut lowered = Vec::with_capacity(ops.len());
@@ -144,8 +147,12 @@ pub fn lower(
                     weights.push((i, slot));
                     tensor.layout = pack.map_or(0, |p| p.layout);
                 }
-                Ref::Value(v) if Some(v) == graph.logits => (tensor.binding, tensor.offset) = (TS_BIND_OUTPUT, 0),
-                Ref::Value(_) => {}
+                Ref::Value(v) => {
+                    if let Some(offset) = outputs.offset(v) {
+                        (tensor.binding, tensor.offset) = (TS_BIND_OUTPUT, offset);
+                    }
+                }
+                Ref::Relay => (tensor.binding, tensor.offset) = (TS_BIND_TABLES, layout.relay),
                 Ref::Cache { component, tensor: t } => {
                     (tensor.binding, tensor.offset) = (TS_BIND_CACHE, layout.cache[component][t]);
                 }
@@ -162,10 +169,34 @@ pub fn lower(
         activation_bytes,
         cache_bytes: layout.cache_bytes,
         table_bytes: layout.table_bytes,
-        output_bytes: u64::from(capacity.logit_rows) * vocab * 4,
+        output_bytes: outputs.bytes,
         vocab: vocab as u32,
+        sampled: graph.sampled.map(|values| values.map(|v| outputs.offset(v).expect("an output"))),
         resolutions,
     })
+}
+
+/// What the host reads back: logits at offset 0, and what was sampled from them.
+struct Outputs {
+    /// Value and offset.
+    places: Vec<(usize, u64)>,
+    bytes: u64,
+}
+
+impl Outputs {
+    fn new(graph: &Graph, capacity: &Capacity, alignment: u64) -> Self {
+        let mut outputs = Self { places: Vec::new(), bytes: 0 };
+        for value in graph.logits.into_iter().chain(graph.sampled.into_iter().flatten()) {
+            let offset = outputs.bytes.next_multiple_of(alignment);
+            outputs.places.push((value, offset));
+            outputs.bytes = offset + operand(graph, capacity, Ref::Value(value)).bytes();
+        }
+        outputs
+    }
+
+    fn offset(&self, value: usize) -> Option<u64> {
+        self.places.iter().find(|place| place.0 == value).map(|place| place.1)
+    }
 }
 
 /// Where blocks lie in the cache arena: for each tensor, the offset of block 0 and the bytes of one block.
@@ -198,13 +229,15 @@ pub fn cache_layout(graph: &Graph, capacity: &Capacity, alignment: u64) -> Cache
 struct Layout {
     cache: Vec<Vec<u64>>,
     tables: Vec<u64>,
+    /// Of the relay slots, behind the tables.
+    relay: u64,
     cache_bytes: u64,
     table_bytes: u64,
 }
 
 impl Layout {
     fn new(graph: &Graph, capacity: &Capacity, alignment: u64) -> Self {
-        let mut layout = Layout { cache: Vec::new(), tables: Vec::new(), cache_bytes: 0, table_bytes: 0 };
+        let mut layout = Layout { cache: Vec::new(), tables: Vec::new(), relay: 0, cache_bytes: 0, table_bytes: 0 };
         for component in 0..graph.components.len() {
             let n = cache_tensors(&graph.components[component].kind).len();
             let offsets = (0..n).map(|tensor| {
@@ -218,6 +251,10 @@ impl Layout {
             layout.tables.push(layout.table_bytes);
             let bytes = operand(graph, capacity, Ref::Table { component }).bytes();
             layout.table_bytes = (layout.table_bytes + bytes).next_multiple_of(alignment);
+        }
+        layout.relay = layout.table_bytes;
+        if graph.sampled.is_some() {
+            layout.table_bytes += operand(graph, capacity, Ref::Relay).bytes().next_multiple_of(alignment);
         }
         layout
     }
@@ -263,6 +300,7 @@ fn operand(graph: &Graph, capacity: &Capacity, reference: Ref) -> Tensor {
             dims.extend(&t.inner);
             Tensor::new(t.dtype, Vary::Fixed, &dims)
         }
+        Ref::Relay => Tensor::new(DType::I32, Vary::Fixed, &[u64::from(capacity.table_rows) + 1]),
         Ref::Table { .. } => {
             Tensor::new(DType::U32, Vary::Fixed, &[capacity.table_rows.into(), capacity.blocks_per_row.into()])
         }

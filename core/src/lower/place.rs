@@ -32,7 +32,7 @@ pub(super) fn place_values(graph: &Graph, capacity: &Capacity, alignment: u64, o
         live.retain(|s| s.last >= index);
         for (i, r) in op.operands.iter().enumerate() {
             let Ref::Value(v) = *r else { continue };
-            if graph.logits == Some(v) {
+            if graph.logits == Some(v) || graph.sampled.is_some_and(|sampled| sampled.contains(&v)) {
                 continue;
             }
             let offset = *offsets[v].get_or_insert_with(|| {

@@ -1,5 +1,7 @@
 //! Masks, bias and penalties: steps 1 to 4, on a copy of the row. A masked id is at -infinity.
 
+use tokenspeed_backend_api::sampling::{Penalties, penalise};
+
 use super::RowContext;
 
 /// False if the row can be sampled as it is.
@@ -43,13 +45,13 @@ pub fn apply(row: &[f32], context: &RowContext<'_>, out: &mut Vec<f32>) {
     for &(id, bias) in &params.logit_bias {
         out[id as usize] += bias;
     }
-    let repetition = params.repetition_penalty;
+    let penalties = Penalties {
+        repetition: params.repetition_penalty,
+        frequency: params.frequency_penalty,
+        presence: params.presence_penalty,
+    };
     for occurrence in context.history.occurrences() {
         let logit = &mut out[occurrence.id as usize];
-        *logit = if *logit > 0.0 { *logit / repetition } else { *logit * repetition };
-        if occurrence.count > 0 {
-            *logit -= params.frequency_penalty * occurrence.count as f32;
-            *logit -= params.presence_penalty;
-        }
+        *logit = penalise(*logit, occurrence.count, &penalties);
     }
 }

@@ -1,4 +1,13 @@
-//! The sampler against its naive twin (a full sort in f64), and the public fault cases it must survive.
+//! The sampler against its naive twin (a full sort in f64) and against the op `sample`, and the public fault cases it must survive.
+
+use tokenspeed_backend_api::{
+    abi::{TS_SAMPLED_TOKEN, ts_sample},
+    catalogue::{CHOSEN_WIDTH, Case, LOGPROBS_WIDTH},
+    dtype::DType,
+    graph::Vary,
+    op::{Attrs, OpKind},
+    step::StepData,
+};
 
 use super::*;
 
@@ -77,7 +86,7 @@ impl Rng {
 #[test]
 fn equals_the_naive_twin_on_random_rows() {
     let mut rng = Rng(0);
-    for round in 0..3000 {
+    for round in 0..3000u32 {
         let vocab_size = [3, 17, 130, 700][rng.below(4) as usize];
         let scale = [0.01, 1.0, 8.0][rng.below(3) as usize];
         let mut row: Vec<f32> = (0..vocab_size + 5)
@@ -96,10 +105,11 @@ fn equals_the_naive_twin_on_random_rows() {
             frequency_penalty: if chance(&mut rng) { rng.unit() * 4.0 - 2.0 } else { 0.0 },
             presence_penalty: if chance(&mut rng) { rng.unit() * 4.0 - 2.0 } else { 0.0 },
             logit_bias: if chance(&mut rng) {
-                vec![(rng.below(vocab_size), rng.unit() * 10.0 - 5.0); 2]
+                vec![(rng.below(vocab_size), rng.unit() * 10.0 - 5.0); if round % 5 == 0 { 2 } else { 1 }]
             } else {
                 vec![]
             },
+            logprobs: if chance(&mut rng) { Some(rng.below(21)) } else { None },
             seed: u64::from(rng.below(1000)),
             sample_index: rng.below(3),
             min_tokens: rng.below(4),
@@ -130,7 +140,12 @@ fn equals_the_naive_twin_on_random_rows() {
         };
         match Sampler::new(vocab_size).sample(&row, &context) {
             Ok(choice) => {
-                assert_eq!(choice.id, naive(&row, vocab_size as usize, &context), "round {round}: {params:?}")
+                assert_eq!(choice.id, naive(&row, vocab_size as usize, &context), "round {round}: {params:?}");
+                if params.logit_bias.len() < 2 {
+                    let [chosen, logprobs] = by_the_op(&row, vocab_size, &context);
+                    let found = sampled_token(&chosen, &logprobs, params.logprobs.is_some());
+                    assert_eq!(found, (choice.id, choice.logprobs), "round {round}: {params:?}");
+                }
             }
             Err(error) => {
                 assert_eq!(error, SampleError::NothingLeft);
@@ -138,6 +153,75 @@ fn equals_the_naive_twin_on_random_rows() {
             }
         }
     }
+}
+
+/// The op `sample` with the side tables that say what `context` says.
+fn by_the_op(row: &[f32], vocab_size: u32, context: &RowContext<'_>) -> [Vec<u8>; 2] {
+    let (p, width) = (context.params, row.len());
+    let mut mask = vec![0u32; 2 * width.div_ceil(32)];
+    let mut bias = vec![0f32; 2 * width];
+    let mut counts = vec![0u32; 2 * width];
+    let ends = |id: u32| context.eos_ids.contains(&id) || p.stop_token_ids.contains(&id);
+    for id in 0..vocab_size {
+        let is_allowed = p.allowed_token_ids.as_ref().is_none_or(|ids| ids.contains(&id))
+            && !p.bad_words.iter().any(|word| [context.tokens, &[id]].concat().ends_with(word))
+            && !(context.n_generated < p.min_tokens && ends(id));
+        mask[width.div_ceil(32) + id as usize / 32] |= u32::from(is_allowed) << (id % 32);
+    }
+    // Twice the same bias is added one after the other, and rounds twice.
+    assert!(p.logit_bias.iter().all(|&(id, _)| p.logit_bias.iter().filter(|other| other.0 == id).count() == 1));
+    p.logit_bias.iter().for_each(|&(id, x)| bias[width + id as usize] = x);
+    for o in context.history.occurrences() {
+        counts[width + o.id as usize] = o.count | 1 << 31;
+    }
+    let spans = [(0, context.tokens.len() as u32 - 1, &[0][..])];
+    let mut case = Case {
+        name: String::new(),
+        kind: OpKind::Sample,
+        attrs: Attrs::default(),
+        operands: Vec::new(),
+        step: StepData::from_spans(&spans),
+    };
+    case.attrs.i[0] = vocab_size.into();
+    case.step.samples.push(ts_sample {
+        temperature: p.temperature,
+        top_p: p.top_p,
+        min_p: p.min_p,
+        repetition_penalty: p.repetition_penalty,
+        frequency_penalty: p.frequency_penalty,
+        presence_penalty: p.presence_penalty,
+        top_k: p.top_k,
+        n_logprobs: p.logprobs.map_or(0, |k| k + 1),
+        seed: p.seed,
+        position: context.tokens.len() as u32,
+        sample_index: p.sample_index,
+        counts_handle: 1,
+        bias_handle: 1,
+        mask_handle: 1,
+        relay_slot: 1,
+    });
+    let (n, words) =
+        (width as u64, |words: Vec<u32>| words.into_iter().flat_map(u32::to_ne_bytes).collect::<Vec<u8>>());
+    case.push(Vary::LogitRows, &[1, n], row.to_vec());
+    case.push_inout(DType::I32, Vary::Fixed, &[2], vec![0; 8]);
+    case.push_inout(DType::U32, Vary::Fixed, &[2, n], words(counts));
+    case.push(Vary::Fixed, &[2, n], bias);
+    case.push_raw(DType::U32, Vary::Fixed, &[2, n.div_ceil(32)], words(mask));
+    case.push_output_as(DType::U32, Vary::LogitRows, &[1, CHOSEN_WIDTH as u64]);
+    case.push_output(Vary::LogitRows, &[1, LOGPROBS_WIDTH as u64]);
+    case.desc().check().unwrap();
+    let mut results = case.run_reference(1);
+    let logprobs = results.pop().unwrap();
+    [results.pop().unwrap(), logprobs]
+}
+
+/// What the op says of a token.
+fn sampled_token(chosen: &[u8], logprobs: &[u8], reports: bool) -> (u32, Option<TokenLogprobs>) {
+    let words: Vec<u32> = chosen.as_chunks().0.iter().map(|b| u32::from_ne_bytes(*b)).collect();
+    let values: Vec<f32> = logprobs.as_chunks().0.iter().map(|b| f32::from_ne_bytes(*b)).collect();
+    assert_eq!(words[0], TS_SAMPLED_TOKEN);
+    let top = (0..words[3] as usize).map(|at| (words[4 + at], values[1 + at])).collect();
+    (words[1], reports.then_some(TokenLogprobs { logprob: values[0], rank: words[2], top }))
 }
 
 /// Sample with no history beyond a one-token prompt.

@@ -6,7 +6,11 @@
 
 use crate::{
     request::RequestId,
-    scheduler::queue::{Queues, Running},
+    scheduler::{
+        outlook::Outlook,
+        queue::{Queues, Running},
+        sequence::Behind,
+    },
 };
 
 /// Waiting requests named per step.
@@ -139,7 +143,34 @@ impl Decisions {
             self.note(body.id, what);
         }
         // Where nobody had to wait at first, somebody lost memory since.
-        let why = stopped.unwrap_or(Why::NoPages);
+        self.conclude_waiting(queues, stopped.unwrap_or(Why::NoPages));
+    }
+
+    /// The same of a step behind the one in flight, in which every request that goes on has its part or lacks the budget.
+    pub fn conclude_behind(&mut self, queues: &Queues, stopped: Option<Why>) {
+        (self.decode_tokens, self.prefill_tokens) = (0, 0);
+        for running in queues.iter_running() {
+            let (body, active) = running.parts();
+            let outlook = Outlook::of(running);
+            let computed = outlook.computed;
+            let what = match active.behind {
+                _ if outlook.ends => continue,
+                Some(Behind { share, .. }) if outlook.is_decoding => {
+                    self.decode_tokens += share.n_tokens;
+                    What::Decodes { computed, tokens: share.n_tokens }
+                }
+                Some(Behind { share, .. }) => {
+                    self.prefill_tokens += share.n_tokens;
+                    What::Prefills { computed, tokens: share.n_tokens }
+                }
+                None => What::Waits(Why::StepBudget),
+            };
+            self.note(body.id, what);
+        }
+        self.conclude_waiting(queues, stopped.unwrap_or(Why::NoPages));
+    }
+
+    fn conclude_waiting(&mut self, queues: &Queues, why: Why) {
         for waiting in queues.waiting.iter().take(WAITING_NAMED_MAX) {
             self.note(waiting.body().id, What::Waits(why));
         }

@@ -12,10 +12,11 @@
 //! * What was decided about whom, and why, is left in [`Scheduler::decisions`].
 //! * A step can be planned ahead, while the one before it runs: what is in flight counts as done (see
 //!   [`super::outlook`]), nobody loses memory, and what could not be given then is given when the step in flight has been
-//!   taken in. Rejected: computing the row of a request that turned out to have ended and ignoring it; the block is
-//!   written after the ids are known, so leaving the row out costs nothing.
+//!   taken in. The block is written after the ids are known, so the row of a request that turned out to have ended is left
+//!   out; where the device relays ids, the block is written and run before that ([`behind`]).
 
 mod admit;
+mod behind;
 mod guess;
 mod limits;
 
@@ -32,7 +33,7 @@ use super::{
 };
 use crate::{
     bug::seeded,
-    cache::{copies::LoadId, index::NodeId, lease::Lease, memory::Memory},
+    cache::{copies::LoadId, lease::Lease, memory::Memory},
     request::RequestId,
     speculation::width::{self, Offer, StepCost},
 };
@@ -44,9 +45,6 @@ pub struct Scheduler {
     step_tokens: u32,
     /// The waiting request that did not fit, and the release count then: no use trying before it changed.
     blocked: Option<(RequestId, u64)>,
-    path: Vec<NodeId>,
-    /// Pages found beyond `path` that cannot be resumed from.
-    n_cut_pages: u32,
     offers: Vec<Offer>,
     policy: Box<dyn Policy>,
     turns: Turns,
@@ -54,11 +52,13 @@ pub struct Scheduler {
     n_plans: u64,
     /// Of the last plan.
     pub decisions: Decisions,
+    /// Pages that requests which are not the policy's favourites leave free.
+    kept_pages: u32,
     /// What a plan made ahead left of the step.
     ahead: Option<Budget>,
     /// `[table row]`: in use, while a plan made ahead is looked through.
     in_use: Vec<bool>,
-    /// Block-table changes of the step being planned.
+    /// Changes of block tables that the device has not been told of yet; whoever writes a parameter block clears them.
     pub deltas: Vec<ts_table_delta>,
     /// Requests that lost their memory, since start.
     pub n_preemptions: u64,
@@ -91,7 +91,7 @@ struct Budget {
 
 impl Scheduler {
     /// With nothing planned.
-    pub fn new(limits: StepLimits, blocks_per_row: u32, max_waiting: u32, policy: Box<dyn Policy>) -> Self {
+    pub fn new(limits: StepLimits, max_waiting: u32, policy: Box<dyn Policy>) -> Self {
         Self {
             turns: Turns::new(if policy.is_first_come() { 0 } else { max_waiting }, limits.max_num_seqs),
             policy,
@@ -99,12 +99,11 @@ impl Scheduler {
             decisions: Decisions::new(limits.max_num_seqs),
             step_tokens: limits.max_batch_tokens,
             blocked: None,
-            path: Vec::with_capacity(blocks_per_row as usize),
             deltas: Vec::with_capacity(limits.max_deltas as usize),
             n_preemptions: 0,
             n_cut_tokens: 0,
-            n_cut_pages: 0,
             offers: Vec::with_capacity(limits.max_num_seqs as usize),
+            kept_pages: 0,
             ahead: None,
             in_use: vec![false; limits.table_rows as usize],
             limits,
@@ -125,10 +124,8 @@ impl Scheduler {
     /// as far as its requests still run.
     pub fn plan(&mut self, now_ns: u64, queues: &mut Queues, memory: &mut Memory, cost: &StepCost) {
         let left = self.ahead.take();
-        if left.is_some() {
-            self.forget_deltas_of_the_gone(queues);
-        } else {
-            self.deltas.clear();
+        self.forget_deltas_of_the_gone(queues);
+        if left.is_none() {
             self.decisions.list.clear();
         }
         self.look_again(queues, memory);
@@ -174,14 +171,15 @@ impl Scheduler {
             return false;
         }
         let guesses = queues.iter_running().any(|running| !running.parts().0.drafts.is_empty());
-        if guesses {
+        // Who is admitted now could find pages that are forgotten only when the step in flight has been taken in.
+        if guesses || queues.iter_running().any(behind::is_in_doubt) {
             return false;
         }
         let n_decode = count_decoding(queues);
         if self.limits.draft_max > 0 && n_decode > 0 {
             return false;
         }
-        self.deltas.clear();
+        assert!(self.deltas.is_empty(), "the step in flight was told of all changes");
         self.decisions.list.clear();
         let mut budget = self.budget(n_decode, 0);
         self.choose(When::Ahead, 0, queues, memory, &mut budget);
@@ -231,6 +229,9 @@ impl Scheduler {
 
     /// A table row may get another owner in the very step, and each entry changes at most once.
     fn forget_deltas_of_the_gone(&mut self, queues: &Queues) {
+        if self.deltas.is_empty() {
+            return;
+        }
         self.in_use.fill(false);
         for running in queues.iter_running() {
             self.in_use[running.parts().1.lease.row() as usize] = true;
@@ -266,6 +267,10 @@ impl Scheduler {
     /// Give what the policy's favourites could not use to the others, in order of arrival.
     fn plan_rest(&mut self, queues: &mut Queues, memory: &mut Memory, budget: &mut Budget) {
         self.turns.lift();
+        // Whoever was admitted in this step counts on a page for each that runs.
+        let is_busy = queues.iter_running().any(|running| running.parts().1.planned > 0);
+        let kept = queues.running.len() as u32;
+        self.kept_pages = if is_busy && !seeded!(RestTakesEveryPage) { kept } else { 0 };
         let mut at = 0;
         while at < queues.running.len() && budget.tokens > 0 {
             let running = present(&queues.running[at]);
@@ -274,6 +279,7 @@ impl Scheduler {
             }
             at += 1;
         }
+        self.kept_pages = 0;
     }
 
     /// How much of one of the waiting prompts is cached by now; each has its turn.
@@ -287,9 +293,9 @@ impl Scheduler {
     }
 
     /// Note how many tokens of a waiting request the cache does not have.
-    pub fn foresee(&mut self, body: &mut Body, memory: &Memory) {
-        self.find_prefix(body, memory);
-        body.uncached = body.len() - self.path.len() as u32 * memory.page_tokens();
+    pub fn foresee(&self, body: &mut Body, memory: &Memory) {
+        let n_found = self.find_prefix(body, memory) as u32;
+        body.uncached = body.len() - n_found * memory.page_tokens();
     }
 
     fn plan_running(&mut self, at: usize, when: When, queues: &mut Queues, memory: &mut Memory, budget: &mut Budget) {
@@ -320,11 +326,12 @@ impl Scheduler {
                 if is_left { wanted - computed + body.drafts.len() } else { 0 }
             } else {
                 let cap = self.chunk_cap(budget, outlook.next_prompt_logits.is_some()).min(self.turns.share(at));
-                let held = (active.lease.n_pages() + memory.n_available()) * memory.page_tokens();
+                let n_spare = memory.n_available().saturating_sub(self.kept_pages);
+                let held = (active.lease.n_pages() + n_spare) * memory.page_tokens();
                 let end = body.next_mark(computed).unwrap_or(wanted);
                 // A shorter chunk is better than taking another request's pages, if any fits.
                 match self.chunk(computed, end, cap.min(held - computed)) {
-                    0 => self.chunk(computed, end, cap),
+                    0 if self.kept_pages == 0 => self.chunk(computed, end, cap),
                     n => n,
                 }
             };
@@ -334,7 +341,8 @@ impl Scheduler {
             let end = computed + n_tokens - u32::from(seeded!(PageAtTheBoundaryIsForgotten));
             let n_branch = body.drafts.branch_tokens(wanted - computed);
             let n_pages = memory.pages_of(with_tail(end, wanted, memory) + n_branch);
-            if n_pages - active.lease.n_pages().min(n_pages) <= memory.n_available() {
+            let n_spare = memory.n_available().saturating_sub(self.kept_pages);
+            if n_pages - active.lease.n_pages().min(n_pages) <= n_spare {
                 self.grow(active, memory, n_pages);
                 let share = self.share(&outlook, body.prompt_tokens, n_tokens, budget);
                 if !outlook.is_decoding {
@@ -350,7 +358,7 @@ impl Scheduler {
             // keeps its memory in this step.
             let is_planned = |slot: &Option<Running>| slot.as_ref().is_some_and(|other| other.parts().1.planned > 0);
             let keeps = !self.policy.is_first_come() && queues.running.last().is_some_and(is_planned);
-            if at + 1 >= queues.running.len() || when == When::Ahead || keeps {
+            if at + 1 >= queues.running.len() || when == When::Ahead || keeps || self.kept_pages > 0 {
                 break;
             }
             let last = if seeded!(NextInOrderIsPreempted) { at + 1 } else { queues.running.len() - 1 };
@@ -394,10 +402,19 @@ impl Scheduler {
 
     /// Add pages up to `n_pages`, which are available.
     fn grow(&mut self, active: &mut Active, memory: &mut Memory, n_pages: u32) {
-        while active.lease.n_pages() < n_pages {
-            let has_grown = active.lease.grow(memory);
-            assert!(has_grown, "counted as available");
-            self.announce(active, active.lease.n_pages() - 1);
+        let n_before = active.lease.n_pages();
+        if n_before < n_pages {
+            active.lease.grow_to(memory, n_pages);
+            self.announce_from(active, n_before);
+        }
+    }
+
+    /// Tell the device of the pages from `first` on.
+    fn announce_from(&mut self, active: &Active, first: u32) {
+        let table_row = active.lease.row();
+        for &component in &self.limits.paged_components {
+            let pages = (first..).zip(active.lease.pages_from(first));
+            self.deltas.extend(pages.map(|(index, block)| ts_table_delta { component, table_row, index, block }));
         }
     }
 

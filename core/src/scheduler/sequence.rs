@@ -20,7 +20,7 @@
 
 use crate::{
     bug::seeded,
-    cache::{lease::Lease, memory::Memory, namespace::Namespace},
+    cache::{index::FoundPath, lease::Lease, memory::Memory, namespace::Namespace},
     grammar::Guide,
     request::{RequestId, SamplingParams, TokenLogprobs, Usage},
     sampler::History,
@@ -52,6 +52,8 @@ pub struct Body {
     pub namespace: Namespace,
     /// Hash chain over its whole pages, as far as it was needed.
     pub hashes: Vec<u64>,
+    /// The cached pages it starts with, as found when it waited.
+    pub found: FoundPath,
     /// Boundaries at which its recurrent state is to be stored, ascending; passed ones are gone.
     pub marks: Vec<Mark>,
     /// Guesses being checked in the planned step, and what they are made from; nothing for requests that do not speculate.
@@ -133,6 +135,10 @@ pub struct Active {
     pub n_prompt_logit_rows: u32,
     /// Its part in the step planned ahead.
     pub ahead: Share,
+    /// Its part in the step behind the one in flight, if that runs already.
+    pub behind: Option<Behind>,
+    /// How it leaves, for [`Leaving`].
+    pub ending: Ending,
 }
 
 impl Active {
@@ -144,6 +150,52 @@ impl Active {
         let may_be_wrong = n_drafts > 0 && !seeded!(GuessesOverwriteTheKeptState);
         let end = self.computed + self.planned - u32::from(may_be_wrong);
         self.lease.plan_state(memory, end);
+    }
+}
+
+/// A request's part in a step that was given to the device behind another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Behind {
+    /// Tokens and rows.
+    pub share: Share,
+    /// Its first row of logits there.
+    pub first_logit_row: u32,
+}
+
+/// What becomes of the memory of a request that ended while a step was in flight.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ending {
+    /// It is given back; nothing more is cached.
+    #[default]
+    Release,
+    /// Its values are in doubt: what it cached is forgotten.
+    Discard,
+}
+
+impl Active {
+    /// A step that runs still reads and writes its memory.
+    pub fn is_in_flight(&self) -> bool {
+        self.planned > 0 || self.behind.is_some()
+    }
+
+    /// Take part in the step behind the one in flight.
+    pub fn start_behind(&mut self, share: Share, memory: &mut Memory) {
+        let computed = self.computed + self.planned;
+        if self.planned > 0 {
+            self.lease.plan_state_behind(memory, computed);
+        } else {
+            self.lease.plan_state(memory, computed + share.n_tokens);
+        }
+        self.behind = Some(Behind { share, first_logit_row: 0 });
+    }
+
+    /// The step in flight has been taken in; the one behind it is in flight now.
+    pub fn move_up(&mut self) {
+        assert_eq!(self.planned, 0, "taken in");
+        if let Some(Behind { share, first_logit_row }) = self.behind.take() {
+            (self.planned, self.n_prompt_logit_rows) = (share.n_tokens, share.n_prompt_logit_rows);
+            self.first_logit_row = first_logit_row;
+        }
     }
 }
 
@@ -159,7 +211,8 @@ pub struct Share {
 impl Active {
     /// Start behind the pages whose draft rows are there already.
     pub fn find_drafted(&mut self, memory: &Memory) {
-        let pages = (0..self.computed / memory.page_tokens()).take_while(|&at| memory.is_drafted(self.lease.page(at)));
+        let n_whole = (self.computed / memory.page_tokens()) as usize;
+        let pages = self.lease.pages_from(0).take(n_whole).take_while(|&page| memory.is_drafted(page));
         self.drafted = pages.count() as u32 * memory.page_tokens();
     }
 
@@ -254,6 +307,8 @@ impl<S: Waits> Sequence<S> {
             first_logit_row: 0,
             n_prompt_logit_rows: 0,
             ahead: Share::default(),
+            behind: None,
+            ending: Ending::default(),
         };
         Sequence { body: self.body, state: Prefilling(Box::new(active)) }
     }
@@ -305,6 +360,16 @@ impl<S: HoldsMemory> Sequence<S> {
         Sequence { body: self.body, state: Finished(()) }
     }
 
+    /// Ended well, while the step behind is under way: whole pages stay cached, and so does the recurrent state at the last of
+    /// them, which that step may read and does not write. The rest is held until it has been taken in.
+    pub fn finish_behind(mut self, memory: &mut Memory) -> Sequence<Leaving> {
+        if !seeded!(OutputIsNotPublished) {
+            self.publish(memory);
+        }
+        self.state.active_mut().lease.share_state(memory, false);
+        self.leave(Ending::Release)
+    }
+
     /// End and publish nothing more.
     pub fn drop_memory(self, memory: &mut Memory) -> Sequence<Finished> {
         self.state.into_active().lease.release(memory);
@@ -330,8 +395,21 @@ impl<S: HoldsMemory> Sequence<S> {
     }
 
     /// Ended for the caller while a step is in flight.
-    pub fn leave(self) -> Sequence<Leaving> {
+    pub fn leave(mut self, ending: Ending) -> Sequence<Leaving> {
+        self.state.active_mut().ending = ending;
         Sequence { body: self.body, state: Leaving(self.state.into_active()) }
+    }
+}
+
+impl Sequence<Leaving> {
+    /// No step reads or writes its memory any more.
+    pub fn let_go(self, memory: &mut Memory) -> Sequence<Finished> {
+        let active = self.state.0;
+        match active.ending {
+            Ending::Release => active.lease.release(memory),
+            Ending::Discard => active.lease.discard(memory),
+        }
+        Sequence { body: self.body, state: Finished(()) }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::mem::offset_of;
 
-use tokenspeed_backend_api::abi::{ts_step, ts_step_row, ts_step_token, ts_table_delta};
+use tokenspeed_backend_api::abi::{ts_sample, ts_step, ts_step_row, ts_step_token, ts_table_delta};
 
 use super::STEP_ALIGNMENT;
 
@@ -42,6 +42,8 @@ pub struct StepReader {
     pub logit_rows: Vec<u32>,
     /// Block-table changes.
     pub deltas: Vec<ts_table_delta>,
+    /// Sampling records.
+    pub samples: Vec<ts_sample>,
 }
 
 impl std::fmt::Debug for StepReader {
@@ -113,7 +115,28 @@ impl StepReader {
                 block: u32_at(at + offset_of!(ts_table_delta, block)),
             })
             .collect();
-        Ok(Self { header, rows, tokens, logit_rows, deltas })
+        let f32_at = |at: usize| f32::from_bits(u32_at(at));
+        let u64_at = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+        let samples = array("samples", header.samples_offset, header.n_samples, size_of::<ts_sample>())?
+            .map(|at| ts_sample {
+                temperature: f32_at(at + offset_of!(ts_sample, temperature)),
+                top_p: f32_at(at + offset_of!(ts_sample, top_p)),
+                min_p: f32_at(at + offset_of!(ts_sample, min_p)),
+                repetition_penalty: f32_at(at + offset_of!(ts_sample, repetition_penalty)),
+                frequency_penalty: f32_at(at + offset_of!(ts_sample, frequency_penalty)),
+                presence_penalty: f32_at(at + offset_of!(ts_sample, presence_penalty)),
+                top_k: u32_at(at + offset_of!(ts_sample, top_k)),
+                n_logprobs: u32_at(at + offset_of!(ts_sample, n_logprobs)),
+                seed: u64_at(at + offset_of!(ts_sample, seed)),
+                position: u32_at(at + offset_of!(ts_sample, position)),
+                sample_index: u32_at(at + offset_of!(ts_sample, sample_index)),
+                counts_handle: u32_at(at + offset_of!(ts_sample, counts_handle)),
+                bias_handle: u32_at(at + offset_of!(ts_sample, bias_handle)),
+                mask_handle: u32_at(at + offset_of!(ts_sample, mask_handle)),
+                relay_slot: u32_at(at + offset_of!(ts_sample, relay_slot)),
+            })
+            .collect();
+        Ok(Self { header, rows, tokens, logit_rows, deltas, samples })
     }
 }
 
@@ -124,7 +147,7 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_at_every_size() {
-        let capacity = StepCapacity { tokens: 9, rows: 5, logit_rows: 7, deltas: 6 };
+        let capacity = StepCapacity { tokens: 9, rows: 5, logit_rows: 7, deltas: 6, samples: 7 };
         let mut buffer = StepBuffer::new(capacity);
         for n in [5usize, 0, 3, 1] {
             let word = |salt: usize, i: usize| u32::try_from(1000 * salt + i).unwrap();
@@ -157,17 +180,40 @@ mod tests {
                     block: word(14, i),
                 })
                 .collect();
-            buffer.write(&StepContent {
+            let float = |salt: usize, i: usize| f32::from_bits(word(salt, i));
+            let samples: Vec<_> = (0..if n == 3 { 0 } else { n + 2 })
+                .map(|i| ts_sample {
+                    temperature: float(16, i),
+                    top_p: float(17, i),
+                    min_p: float(18, i),
+                    repetition_penalty: float(19, i),
+                    frequency_penalty: float(20, i),
+                    presence_penalty: float(21, i),
+                    top_k: word(22, i),
+                    n_logprobs: word(23, i),
+                    seed: u64::MAX - i as u64,
+                    position: word(24, i),
+                    sample_index: word(25, i),
+                    counts_handle: word(26, i),
+                    bias_handle: word(27, i),
+                    mask_handle: word(28, i),
+                    relay_slot: word(29, i),
+                })
+                .collect();
+            let content = StepContent {
                 sequence: u64::MAX - n as u64,
                 rows: &rows,
                 tokens: &tokens,
                 logit_rows: &logit_rows,
                 deltas: &deltas,
-            });
+            };
+            buffer.write_ids(&content, &[], &samples);
             assert_eq!(buffer.bytes().as_ptr().align_offset(STEP_ALIGNMENT), 0);
             let read = StepReader::read(buffer.bytes()).unwrap();
             assert_eq!(read.header.struct_size as usize, size_of::<ts_step>());
-            assert_eq!((read.header.sequence, read.header.n_samples), (u64::MAX - n as u64, 0));
+            assert_eq!((read.header.sequence, read.header.n_samples as usize), (u64::MAX - n as u64, samples.len()));
+            let sample = |s: &ts_sample| format!("{s:?} {} {} {}", s.n_logprobs, s.counts_handle, s.mask_handle);
+            assert!(read.samples.iter().map(sample).eq(samples.iter().map(sample)));
             assert_eq!(read.header.bytes as usize, buffer.bytes().len());
             assert_eq!(read.logit_rows, logit_rows);
             let row = |r: &ts_step_row| {
@@ -183,7 +229,7 @@ mod tests {
 
     #[test]
     fn short_and_misaligned_blocks_are_refused() {
-        let mut buffer = StepBuffer::new(StepCapacity { tokens: 2, rows: 2, logit_rows: 2, deltas: 2 });
+        let mut buffer = StepBuffer::new(StepCapacity { tokens: 2, rows: 2, logit_rows: 2, deltas: 2, samples: 0 });
         buffer.write(&StepContent {
             sequence: 1,
             rows: &[ts_step_row::default()],

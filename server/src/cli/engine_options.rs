@@ -160,6 +160,9 @@ pub struct EngineOptions {
     /// Plan a step only when the one before has ended, not while it runs; changes no answer
     #[arg(long)]
     pub disable_overlap_schedule: bool,
+    /// Sample on the host even where the device could; changes no answer
+    #[arg(long)]
+    pub host_sampling: bool,
     /// Whose prompt is computed first, within a priority class
     #[arg(long, alias = "schedule-policy", value_enum, default_value_t)]
     pub scheduling_policy: SchedulingPolicy,

@@ -14,6 +14,7 @@ mod kimi_report;
 mod logits;
 mod prepare;
 mod reads;
+mod sampling;
 mod text;
 
 pub use bench_ops::bench_ops;
@@ -137,12 +138,12 @@ pub fn load_ids_only(options: &EngineOptions, progress: &mut dyn Progress) -> Re
 }
 
 /// The same without an engine thread: the configuration of the state machine and the program that runs its steps, to be
-/// driven by hand.
+/// driven by hand. The host samples.
 pub fn load_parts(
     options: &EngineOptions,
     progress: &mut dyn Progress,
 ) -> Result<(EngineConfig, DeviceProgram), CliError> {
-    let prepared = Prepared::new(options, Shape::Serve)?;
+    let prepared = Prepared::new(&EngineOptions { host_sampling: true, ..options.clone() }, Shape::Serve)?;
     let config = prepared.engine.clone();
     Ok((config, prepared.load(progress)?))
 }

@@ -24,7 +24,7 @@ use tokenspeed_models::{
     loader::{LoadOptions, Model},
 };
 
-use super::{GenerationDefaults, backend, draft::Draft, experts::ExpertBudget, text};
+use super::{GenerationDefaults, backend, draft::Draft, experts::ExpertBudget, sampling, text};
 use crate::{
     cli::{
         engine_options::{
@@ -65,6 +65,8 @@ pub(super) struct Prepared {
     pub experts: Option<ExpertBudget>,
     pub engine: EngineConfig,
     pub frontend: Arc<dyn TextFrontend>,
+    /// Why the host samples; empty if the device does.
+    host_samples: String,
     /// The model that guesses, and where its graphs are.
     draft: Option<(Draft, [usize; 2])>,
 }
@@ -101,7 +103,7 @@ impl Prepared {
             states_extra: if !matches!(shape, Shape::Logits(_)) { states_extra(options, &engine) } else { 0 },
         };
         let alignment = device.alignment();
-        let (graphs, draft) = match draft {
+        let (mut graphs, draft) = match draft {
             None => (graphs(&model, &engine)?, None),
             Some(draft) => {
                 let branches = engine.branch_rows() > 0;
@@ -109,6 +111,12 @@ impl Prepared {
                 (drafted.graphs, Some((draft, drafted.passes)))
             }
         };
+        let mut host_samples = String::new();
+        let smallest = Capacity { blocks: request.blocks_min, ..capacity };
+        match sampling::on_device(options, shape, &engine, &device, &graphs[0], smallest) {
+            Ok(graph) => (graphs[0], engine.relay) = (graph, true),
+            Err(why) => host_samples = why,
+        }
         let refs: Vec<&Graph> = graphs.iter().collect();
         let plan = |device: &Device, request| {
             plan_memory(&refs, capacity, alignment, request, &mut |desc: &OpDesc, label: &str| ask(device, desc, label))
@@ -141,7 +149,20 @@ impl Prepared {
             (engine.host_pages, engine.host_states) = host_places(bytes, &memory)?;
         }
         engine.validate().map_err(|e| CliError::new(e.to_string(), options.model.clone(), ""))?;
-        Ok(Self { model, backend, device, graphs, lowered, capacity, memory, experts, engine, frontend, draft })
+        Ok(Self {
+            model,
+            backend,
+            device,
+            graphs,
+            lowered,
+            capacity,
+            memory,
+            experts,
+            engine,
+            frontend,
+            host_samples,
+            draft,
+        })
     }
 
     /// Bring the weights in and prepare the program.
@@ -273,6 +294,15 @@ impl Prepared {
             };
             t.row("speculation", what);
         }
+        t.row(
+            "sampling",
+            match &self.host_samples[..] {
+                "" => "on the device, tokens go to the next step there; by the host for constraints, penalties, biases, min_tokens \
+                       and prompt_logprobs"
+                    .to_owned(),
+                why => format!("by the host ({why})"),
+            },
+        );
         t.row("sampling defaults", self.defaults(options).to_string());
         t
     }

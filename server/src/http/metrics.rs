@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokenspeed_core::client::Metrics;
+use tokenspeed_core::{client::Metrics, sampler::device::HostOnly};
 
 use crate::generation::answer::Ending;
 
@@ -174,6 +174,18 @@ fn write_engine(out: &mut String, engine: &Metrics) {
     let [checked, right] = engine.branches.map(|n| n as f64);
     counter(out, "tokenspeed_draft_branches_total", "Side branches of guesses that were checked.", checked);
     counter(out, "tokenspeed_accepted_branches_total", "Of these, the right ones.", right);
+    let relayed = engine.relayed_steps as f64;
+    counter(
+        out,
+        "tokenspeed_relayed_steps_total",
+        "Steps given to the device before the one in front had ended.",
+        relayed,
+    );
+    let help = "Steps that the host sampled though the device can, by what asked for it.";
+    header(out, "tokenspeed_host_sampled_steps_total", help, "counter");
+    for (reason, count) in HostOnly::ALL.iter().zip(engine.host_steps) {
+        let _ = writeln!(out, "tokenspeed_host_sampled_steps_total{{reason=\"{}\"}} {count}", reason.name());
+    }
     counter(out, "tokenspeed_preemptions_total", "Sequences that were queued again.", engine.preemptions as f64);
     counter(out, "tokenspeed_engine_steps_total", "Forward steps.", engine.steps as f64);
     counter(out, "tokenspeed_engine_step_seconds_total", "Time in steps.", engine.step_ns as f64 / 1e9);

@@ -12,6 +12,7 @@ mod draft;
 mod memory;
 mod ops;
 mod recurrent;
+mod relay;
 mod rows;
 
 use tokenspeed_backend_api::{
@@ -60,6 +61,7 @@ impl BackendImpl for Sim {
             host_mapped: true,
             exclusive: false,
             branch_rows: true,
+            bucketed: false,
         })
     }
 

@@ -78,6 +78,10 @@ pub struct Tally {
     pub step_failures: u64,
     /// Steps planned ahead.
     pub plans_ahead: u64,
+    /// Steps that the device had before the one in front of them was taken in.
+    pub relayed_steps: u64,
+    /// Rows sampled on the device.
+    pub sampled: u64,
     /// Requests refused because too many waited.
     pub refused: u64,
     /// Rows that resumed from one state slot and wrote another.
@@ -142,6 +146,8 @@ impl std::ops::AddAssign for Tally {
         self.failed += o.failed;
         self.step_failures += o.step_failures;
         self.plans_ahead += o.plans_ahead;
+        self.relayed_steps += o.relayed_steps;
+        self.sampled += o.sampled;
         self.refused += o.refused;
         self.state_moves += o.state_moves;
         self.guesses += o.guesses;

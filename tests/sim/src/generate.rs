@@ -53,6 +53,7 @@ pub fn scenario(seed: u64) -> Scenario {
     let n_arrivals = if mood == Mood::Crowded { n_arrivals.max(6) } else { rng.between(1, n_arrivals) };
     let mut arrivals = arrivals(rng, &config, n_arrivals, mood);
     add_grammars(seed, &mut arrivals, mood);
+    add_early_aborts(seed, &mut arrivals, mood);
     let mut wire = wire(seed);
     if mood == Mood::Returning {
         (wire.delay, wire.trouble) = (wire.delay.min(5), 0);
@@ -135,7 +136,7 @@ struct Feature {
 
 /// What a seed switches on or leaves off, each drawn from a stream of its own: one more at the end changes nothing in the
 /// seeds that do not have it.
-const FEATURES: [Feature; 7] = [
+const FEATURES: [Feature; 8] = [
     // A second paged component.
     Feature {
         one_in: |_| 3,
@@ -219,6 +220,8 @@ const FEATURES: [Feature; 7] = [
             config.prefix_cache &= !rng.one_in(3);
         },
     },
+    // The device samples and relays, which leaves no time to copy between steps.
+    Feature { one_in: |_| 2, add: |_, config| config.relay = config.speculation.is_none() && config.host_pages == 0 },
 ];
 
 /// Let steps have more tokens and rows of logits.
@@ -425,6 +428,18 @@ fn of_drafts(seed: u64, config: &EngineConfig, mut faults: Vec<(u32, Fault)>) ->
         }
     }
     faults
+}
+
+/// Callers who leave while pages are on their way to them.
+fn add_early_aborts(seed: u64, arrivals: &mut [Arrival], mood: Mood) {
+    let rng = &mut Rng::new(seed, 10);
+    if matches!(mood, Mood::Tiered | Mood::Returning) && rng.one_in(3) {
+        for arrival in arrivals {
+            if rng.one_in(3) {
+                arrival.abort = Some(Abort { after: rng.between(1, 4), in_flight: false });
+            }
+        }
+    }
 }
 
 /// Some answers, or all, have a grammar.

@@ -45,7 +45,12 @@ pub fn graph(config: &EngineConfig, pass: Pass) -> Graph {
         Pass::Replay => b.replay(),
         Pass::Forward | Pass::Verify | Pass::DraftFirst | Pass::DraftNext => b.tokens(),
     }
-    b.g
+    match pass {
+        Pass::Forward if config.relay => {
+            b.g.with_sampling(config.tokenizer_vocab_size).expect("it has an embedding and logits")
+        }
+        _ => b.g,
+    }
 }
 
 struct Builder<'c> {

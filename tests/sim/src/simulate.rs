@@ -22,7 +22,7 @@ use std::{
 
 use tokenspeed_backend_api::backend::Backend;
 use tokenspeed_core::{
-    engine::{EngineState, inspect::Holder},
+    engine::{EngineState, Plan, inspect::Holder},
     grammar::MaskJob,
     load::DeviceProgram,
     request::{Event, RequestId},
@@ -96,6 +96,8 @@ struct Simulation<'s> {
     scenario: &'s Scenario,
     engine: EngineState,
     step: StepBuffer,
+    /// The step behind the one that ran last, which the device has already.
+    behind: Option<(StepBuffer, Plan)>,
     program: DeviceProgram,
     registered: Registered,
     ears: Ears,
@@ -141,6 +143,7 @@ impl<'s> Simulation<'s> {
             backend,
             scenario,
             step: engine.new_step_buffer(),
+            behind: None,
             engine,
             program,
             ears,
@@ -201,13 +204,21 @@ impl<'s> Simulation<'s> {
             let metrics = engine.metrics();
             metrics.pages_total - metrics.pages_used + metrics.pages_cached
         };
-        self.watch.before_plan(&self.engine.holders().collect::<Vec<_>>(), available(&self.engine));
-        let plan = self.engine.plan(self.now_ns, &mut self.step);
-        let holders: Vec<Holder> = self.engine.holders().collect();
+        let (plan, holders) = if let Some((step, plan)) = self.behind.take() {
+            self.step = step;
+            let holders: Vec<Holder> = self.engine.holders().collect();
+            self.watch.moved_up(&holders);
+            (Some(plan), holders)
+        } else {
+            self.watch.before_plan(&self.engine.holders().collect::<Vec<_>>(), available(&self.engine));
+            let plan = self.engine.plan(self.now_ns, &mut self.step);
+            let holders: Vec<Holder> = self.engine.holders().collect();
+            let opens = self.open();
+            self.watch.planned(&holders, &opens, available(&self.engine), &mut self.service)?;
+            self.service.planned(&holders, &opens, self.engine.decisions(), self.now_ns)?;
+            (plan, holders)
+        };
         let metrics = self.engine.metrics();
-        let opens = self.open();
-        self.watch.planned(&holders, &opens, available(&self.engine), &mut self.service)?;
-        self.service.planned(&holders, &opens, self.engine.decisions(), self.now_ns)?;
         self.conserve()?;
         self.look_at_loading()?;
         self.promises.looked_at(&metrics);
@@ -231,6 +242,9 @@ impl<'s> Simulation<'s> {
         let result = self.compute(&plan, fault)?;
         let began_ns = self.now_ns;
         let masks = self.lend_masks();
+        if self.scenario.overlaps {
+            self.follow()?;
+        }
         if self.scenario.overlaps && self.engine.plan_ahead() {
             self.outcome.tally.plans_ahead += 1;
             // Memory may be full only until the step in flight has been taken in.
@@ -303,6 +317,18 @@ impl<'s> Simulation<'s> {
         }
     }
 
+    /// Give the device the step behind the one that ran, before that is taken in.
+    fn follow(&mut self) -> Result<(), Failure> {
+        let mut step = self.engine.new_step_buffer();
+        let plan = self.engine.plan_behind(self.now_ns, &mut step);
+        self.promises.looked_at(&self.engine.metrics());
+        self.watch.planned_ahead(&self.engine.holders().collect::<Vec<_>>(), &self.open(), &mut self.service)?;
+        self.conserve()?;
+        self.outcome.tally.relayed_steps += u64::from(plan.is_some());
+        self.behind = plan.map(|plan| (step, plan));
+        Ok(())
+    }
+
     /// Pages of a request whose logits were not finite must not be hit again: those that no other request can have
     /// continued, because it has another text there, and that no earlier life of the same request did.
     fn doubt(&mut self) {
@@ -333,7 +359,8 @@ impl<'s> Simulation<'s> {
         self.watch.after_step(&holders);
         self.doubt();
         let ears = &self.ears;
-        let lingers = holders.iter().find(|holder| ears.asked[&holder.id].is_over);
+        let is_behind = |holder: &Holder| self.behind.is_some() && holder.planned > 0;
+        let lingers = holders.iter().find(|holder| ears.asked[&holder.id].is_over && !is_behind(holder));
         ensure(lingers.is_none(), Check::Baseline, || {
             format!("{lingers:?} has ended and holds memory after the step")
         })?;

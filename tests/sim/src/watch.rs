@@ -135,6 +135,14 @@ impl Watch {
         Ok(())
     }
 
+    /// The step behind the one that was taken in is in flight.
+    pub fn moved_up(&mut self, holders: &[Holder]) {
+        self.in_flight = holders.iter().filter(|holder| holder.planned > 0).map(|holder| holder.id).collect();
+        self.admitted_whole.clear();
+        // Nothing was planned since it was; callers may have left.
+        self.held_before.retain(|id| holders.iter().any(|holder| holder.id == *id));
+    }
+
     /// Whether a request ever lost its memory.
     pub fn was_preempted(&self, id: RequestId) -> bool {
         self.preempted.contains_key(&id)

@@ -101,6 +101,17 @@ pub struct Sizes {
     pub n_ids: u32,
 }
 
+/// A token sampled on the device, in the slot where the next step may find it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Relayed {
+    /// Whose.
+    pub id: RequestId,
+    /// Its place in the text.
+    pub position: u32,
+    /// As it lies in the slot; not an id if the row was not finite.
+    pub token: u32,
+}
+
 /// What the device knows about a page of a component.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PageNotes {
@@ -160,6 +171,10 @@ pub struct World {
     pub(crate) pages: Vec<Vec<PageNotes>>,
     /// `[component][block]`: index into `held` of the one holder of the page, in the step that runs.
     pub(crate) owners: Vec<Vec<Owner>>,
+    /// By relay slot.
+    pub(crate) relayed: BTreeMap<u32, Relayed>,
+    /// Rows sampled on the device.
+    pub n_sampled: u64,
     /// Steps that ran.
     pub n_steps: u64,
     /// Rows that went on in another state slot than they came from.
@@ -220,6 +235,8 @@ impl World {
             is_lost: false,
             pages: Vec::new(),
             owners: Vec::new(),
+            relayed: BTreeMap::new(),
+            n_sampled: 0,
             n_steps: 0,
             n_state_moves: 0,
             n_replays: 0,
@@ -232,6 +249,15 @@ impl World {
     /// A turn was planned: who holds memory, and how many tokens each has in it.
     pub fn begin_turn(&mut self, held: Vec<Held>) {
         self.unseen = held.iter().filter(|holder| holder.planned > 0).map(|holder| holder.id).collect();
+        // Whoever left while its token was sampled never hears it, and may be in the step behind with it.
+        for relayed in self.relayed.values() {
+            let is_planned = held.iter().any(|holder| holder.id == relayed.id && holder.planned > 0);
+            if let Some(truth) = self.truths.get_mut(&relayed.id).filter(|_| is_planned)
+                && truth.tokens.len() == relayed.position as usize
+            {
+                truth.push(relayed.token);
+            }
+        }
         self.held = held;
         self.guessed.clear();
         self.verified.clear();

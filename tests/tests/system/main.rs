@@ -10,6 +10,8 @@ mod commands;
 mod drafts;
 mod endings;
 mod experts_in_place;
+mod gfx950;
+mod gfx950_layers;
 mod golden;
 mod health;
 mod host_tier;

@@ -143,7 +143,9 @@ fn invariant(subject: &Subject) {
     seeds.for_each(|seed| examine(subject, &bench, seed, &mut reached));
     println!("{}: {reached:?}", subject.name);
     let Reached { cached, preemptions, drafts, accepted, side, given_up } = reached;
-    assert!(cached > 0 && accepted > 0 && accepted < drafts && side > 0 && given_up > 0, "{reached:?}");
+    assert!(cached > 0 && accepted > 0 && accepted < drafts && given_up > 0, "{reached:?}");
+    // The second choice of a random draft is right too rarely to be waited for; a model that drafts for itself is.
+    assert!(side > 0 || subject.name == options::KIMI_EXACT.name, "{reached:?}");
     // How many meet in too little memory is a matter of time; a slow model is left none.
     assert!(preemptions > 0 || subject.mode != "exact", "{reached:?}");
 }

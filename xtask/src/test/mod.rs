@@ -30,7 +30,8 @@ pub fn run(long: bool) -> Result<(), String> {
     // A failure to make kernels is one failed stage; everything that does not need them still runs.
     let mut kernels = None;
     stages.count("kernels", || {
-        kernels = crate::kernels::run(true)?;
+        // Which are compiled twice is no matter: what could differ (paths, order, time) is common to all.
+        kernels = crate::kernels::run(Some(if long { 1 } else { 16 }))?;
         Ok(Counts::of_one(Ok(())))
     });
     let environment = Environment { python: python.display().to_string(), kernels, long };
@@ -38,6 +39,10 @@ pub fn run(long: bool) -> Result<(), String> {
     stages.count("simulation", || Ok(Counts::of_one(crate::sim::stage())));
     stages.count("models and system", || cargo_tests(System::Only, &environment));
     stages.count("doctests", || doctests(&environment));
+    stages.count("vendor declarations", || {
+        let kernels = environment.kernels.as_ref().ok_or("the kernels' environment is missing")?;
+        Ok(Counts::of_one(crate::vendor_check::run(kernels)))
+    });
     stages.count("vectors", || Ok(Counts::of_one(crate::vectors::run(false))));
     stages.count("python clients", || clients(&root, &environment));
     print!("{}", stages.table());

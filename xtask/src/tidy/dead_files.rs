@@ -12,8 +12,8 @@ use crate::{
     tree::{File, Violation},
 };
 
-/// Folders whose sources are compiled by tests as programs of their own.
-const PROGRAM_FOLDERS: &[&str] = &["/compile_fail/", "/fixtures/"];
+/// Folders whose sources are compiled as programs of their own, outside the workspace.
+const PROGRAM_FOLDERS: &[&str] = &["/compile_fail/", "/fixtures/", "/vendor-check/"];
 
 /// The root sources of all targets, relative to the workspace.
 pub fn roots(metadata: &Value, root: &Path) -> Vec<String> {

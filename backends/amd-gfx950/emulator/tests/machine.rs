@@ -87,6 +87,17 @@ fn uninitialised_values_may_travel_but_not_decide() {
 }
 
 #[test]
+fn a_half_of_a_packed_result_is_as_initialised_as_what_it_was_made_of() {
+    // v_pk_mul_f32 v[4:5], v[2:3], v[2:3], where v2 alone was written: the high half of v2 twice, then of v3.
+    let product = |op_sel_hi: u32| [0xd3b1_0004, v(2) | v(2) << 9 | op_sel_hi << 27];
+    let use_of = |register| ds(54, register, 0, register + 2, 0);
+    run(&[&[mov(2, 128)], &product(0), &use_of(4), &use_of(5), &[ENDPGM]]).unwrap();
+    run(&[&[mov(2, 128)], &product(3), &use_of(4), &[ENDPGM]]).unwrap();
+    let line = run(&[&[mov(2, 128)], &product(1), &use_of(5), &[ENDPGM]]).unwrap_err();
+    assert!(line.contains("uninitialised LDS address"), "{line}");
+}
+
+#[test]
 fn lds_needs_waits_and_barriers() {
     // Each lane writes its number at 4·lane and reads what lies 64 lanes away: the other wave's.
     let address = [0x12 << 25 | 1 << 17 | 130];
@@ -136,5 +147,51 @@ fn global_accesses_stay_inside_allocations_of_written_memory() {
     let line = run_on(&memory, &program(&[&store]), 65, 1).unwrap_err();
     assert!(line.contains("out of bounds") && line.contains("wave 1") && line.contains("lane 0"), "{line}");
     run_on(&memory, &program(&[&store, &[WAIT_ALL], &load, &[WAIT_ALL], &stored]), 64, 1).unwrap();
+    // Loads return in order: a second one into the same register is fine, but nobody may read before it, nor compute into it.
+    // s_waitcnt vmcnt(1) waits for the first alone.
+    run_on(&memory, &program(&[&load, &load, &[WAIT_ALL], &stored]), 64, 1).unwrap();
+    let line = run_on(&memory, &program(&[&load, &load, &[0xbf8c_0f71], &stored]), 64, 1).unwrap_err();
+    assert!(line.contains("reads v4 while a load into it is outstanding"), "{line}");
+    let line = run_on(&memory, &program(&[&load, &[mov(4, 128)], &[WAIT_ALL]]), 64, 1).unwrap_err();
+    assert!(line.contains("writes v4 while a load into it is outstanding"), "{line}");
     assert!(data.written(data.base, 4) && data.written(data.base + 252, 4));
+}
+
+#[test]
+fn halves_of_pairs_are_initialised_on_their_own() {
+    // v1 is known, v2 is not: v_mov_b64 v[4:5], v[1:2] carries both, and v4 may decide while v5 may not.
+    let start = [mov(1, 128), vop1(56, 4, v(1))];
+    let use_ = |register: u32| ds(54, register, 0, 12, 0);
+    run(&[&start, &use_(4), &[WAIT_ALL, ENDPGM]]).unwrap();
+    assert!(run(&[&start, &use_(5), &[WAIT_ALL, ENDPGM]]).unwrap_err().contains("uninitialised LDS address"));
+    // v_pk_mul_f32 v[6:7], v[4:5], v[4:5]: the low halves for both results, then each half for its own.
+    let pk = |high: u32| [0x1a7 << 23 | 49 << 16 | 6, high << 27 | v(4) << 9 | v(4)];
+    run(&[&start, &pk(0), &use_(7), &[WAIT_ALL, ENDPGM]]).unwrap();
+    assert!(run(&[&start, &pk(3), &use_(7), &[WAIT_ALL, ENDPGM]]).unwrap_err().contains("uninitialised LDS address"));
+    // v_mad_u64_u32 v[8:9], vcc, v1, v1, v[4:5]
+    let mad = [0x34 << 26 | 488 << 16 | 106 << 8 | 8, v(4) << 18 | v(1) << 9 | v(1)];
+    run(&[&start, &mad, &use_(8), &[WAIT_ALL, ENDPGM]]).unwrap();
+    assert!(run(&[&start, &mad, &use_(9), &[WAIT_ALL, ENDPGM]]).unwrap_err().contains("uninitialised LDS address"));
+}
+
+#[test]
+fn a_choice_by_mask_selects_parts_of_its_sources() {
+    let set = [mov(1, 255), 0xabcd_1234, mov(2, 255), 0x0056_0000, mov(5, 255), 0x7777_7777];
+    // v_cndmask_b32_sdwa v5, v1, v2, vcc dst_sel:WORD_1 dst_unused:UNUSED_PRESERVE src0_sel:BYTE_1 src1_sel:WORD_1
+    let vcc = [s_mov(106, 0xaaaa_aaaa), s_mov(107, 0xaaaa_aaaa)].concat();
+    let choose = [5 << 17 | 2 << 9 | 249, 5 << 24 | 1 << 16 | 2 << 11 | 5 << 8 | 1];
+    let memory = Memory::default();
+    let data = memory.allocate(256, Owner::Device(0), true).unwrap();
+    let (low, high) = (s_mov(8, data.base as u32), s_mov(9, (data.base as u64 >> 32) as u32));
+    // v_lshlrev_b32 v6, 2, v0; v_add_co_u32 v6, vcc, s8, v6; v_mov v7, s9; v_addc_co_u32 v7, vcc, 0, v7, vcc
+    let at =
+        [0x12 << 25 | 6 << 17 | 130, 0x19 << 25 | 6 << 17 | 6 << 9 | 8, mov(7, 9), 0x1c << 25 | 7 << 17 | 7 << 9 | 128];
+    let store = global(28, 6, 5, 0);
+    let words = [&set[..], &low, &high, &vcc, &choose, &at, &store, &[WAIT_ALL, ENDPGM]].concat();
+    run_on(&memory, &words, 64, 1).unwrap();
+    for lane in 0..64 {
+        // SAFETY: the allocation is 64 dwords, all written by the launch that is done.
+        let word = unsafe { std::ptr::with_exposed_provenance::<u32>(data.base).add(lane).read() };
+        assert_eq!(word, if lane % 2 == 1 { 0x0056_7777 } else { 0x0012_7777 }, "lane {lane}");
+    }
 }

@@ -8,9 +8,9 @@ use super::table::Hip;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HipError {
     /// No library.
-    #[error("no HIP library: {tried}; install ROCm 6.4 or newer, or set TOKENSPEED_HIP_LIBRARY to a libamdhip64.so")]
+    #[error("no HIP library; install ROCm 6.4 or newer, or set TOKENSPEED_HIP_LIBRARY; tried: {tried}")]
     NoLibrary {
-        /// Each name with its reason.
+        /// Each name, with the reason if it is there but does not load.
         tried: String,
     },
     /// A library without a function that we need.

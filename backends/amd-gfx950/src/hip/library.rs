@@ -37,16 +37,18 @@ pub fn load_from(candidates: &[PathBuf]) -> Result<&'static Hip, HipError> {
         // SAFETY: loading runs the library's initialisers; a HIP library's are harmless, and the user chose the path.
         match unsafe { libloading::Library::new(path) } {
             Ok(library) => return open(library, path),
-            Err(error) => tried.push(format!("{} ({})", path.display(), reason(&error))),
+            Err(error) => tried.push(format!("{}{}", path.display(), reason(&error))),
         }
     }
     Err(HipError::NoLibrary { tried: tried.join(", ") })
 }
 
-/// The loader's words without the path, which it repeats.
+/// The loader's words without the path, which they begin with; nothing for a file that is simply not there.
 fn reason(error: &libloading::Error) -> String {
-    let text = error.to_string();
-    text.rsplit(": ").next().unwrap_or(&text).trim().to_string()
+    use std::error::Error as _;
+    let text = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+    let text = text.rsplit(": ").next().unwrap_or(&text).trim();
+    if text == "No such file or directory" { String::new() } else { format!(" ({text})") }
 }
 
 fn open(library: libloading::Library, path: &Path) -> Result<&'static Hip, HipError> {

@@ -11,6 +11,6 @@ mod types;
 
 pub use error::HipError;
 pub use library::{candidates, load, load_from};
-pub use owners::{Buffer, Device, Event, Executable, Function, Graph, Module, Queue};
+pub use owners::{Buffer, Device, Event, Executable, Function, Graph, HostBuffer, Module, Queue};
 pub use table::{Hip, PROTOTYPES};
 pub use types::*;

@@ -92,6 +92,16 @@ impl Device {
         self.hip.check("hipSetDevice", self.ordinal, status)
     }
 
+    /// Bytes of memory that are free now.
+    ///
+    /// # Errors
+    /// HIP's.
+    pub fn free_bytes(&self) -> Result<u64> {
+        let (mut free, mut total) = (0, 0);
+        call!(self, hipMemGetInfo(&mut free, &mut total))?;
+        Ok(free as u64)
+    }
+
     /// Waits for all work of the device.
     ///
     /// # Errors
@@ -146,7 +156,16 @@ impl Buffer {
     /// # Errors
     /// HIP's; too many bytes are its "invalid value".
     pub fn write(&self, from: &[u8]) -> Result<()> {
-        call!(self.device, hipMemcpy(self.address, from.as_ptr().cast(), from.len(), HOST_TO_DEVICE))
+        self.write_at(0, from)
+    }
+
+    /// Copies from the host to `offset`; waits.
+    ///
+    /// # Errors
+    /// HIP's; bytes outside are its "invalid value".
+    pub fn write_at(&self, offset: usize, from: &[u8]) -> Result<()> {
+        let to = self.address.wrapping_byte_add(offset);
+        call!(self.device, hipMemcpy(to, from.as_ptr().cast(), from.len(), HOST_TO_DEVICE))
     }
 
     /// Copies to the host; waits.
@@ -155,8 +174,17 @@ impl Buffer {
     /// HIP's, those of kernels that ran before included.
     pub fn read(&self) -> Result<Vec<u8>> {
         let mut to = vec![0; self.bytes];
-        call!(self.device, hipMemcpy(to.as_mut_ptr().cast(), self.address, self.bytes, DEVICE_TO_HOST))?;
+        self.read_at(0, &mut to)?;
         Ok(to)
+    }
+
+    /// Copies from `offset` to the host; waits.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn read_at(&self, offset: usize, to: &mut [u8]) -> Result<()> {
+        let from = self.address.wrapping_byte_add(offset);
+        call!(self.device, hipMemcpy(to.as_mut_ptr().cast(), from, to.len(), DEVICE_TO_HOST))
     }
 }
 
@@ -164,6 +192,45 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         // Nothing can be done about a failure, and after a fault of a kernel every call fails.
         let _ignored = (|| call!(self.device, hipFree(self.address)))();
+    }
+}
+
+/// Host memory that the device reads and writes by itself (pinned).
+#[derive(Debug)]
+pub struct HostBuffer {
+    device: Arc<Device>,
+    address: *mut c_void,
+    /// Length in bytes.
+    pub bytes: usize,
+}
+
+// SAFETY: an address of memory that nobody else frees; whoever dereferences it says why that is sound.
+unsafe impl Send for HostBuffer {}
+// SAFETY: as above.
+unsafe impl Sync for HostBuffer {}
+
+impl HostBuffer {
+    /// Allocates pinned memory, zeroed.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub fn new(device: &Arc<Device>, bytes: usize) -> Result<Self> {
+        let mut address = std::ptr::null_mut();
+        call!(device, hipHostMalloc(&mut address, bytes.max(1), 0))?;
+        // SAFETY: as many bytes were just allocated, and nobody else knows them.
+        unsafe { address.cast::<u8>().write_bytes(0, bytes) };
+        Ok(Self { device: device.clone(), address, bytes })
+    }
+
+    /// Its address, the same for host and device.
+    pub fn address(&self) -> *mut u8 {
+        self.address.cast()
+    }
+}
+
+impl Drop for HostBuffer {
+    fn drop(&mut self) {
+        let _ignored = (|| call!(self.device, hipHostFree(self.address)))();
     }
 }
 
@@ -202,11 +269,25 @@ impl Queue {
         call!(self.device, hipStreamWaitEvent(self.handle, event.handle, 0))
     }
 
+    /// Queues a copy; the kind of memory follows from the addresses' kind.
+    ///
+    /// # Safety
+    /// Both ranges are memory that the device reaches and stay allocated until the copy is done; host memory is pinned.
+    ///
+    /// # Errors
+    /// HIP's.
+    pub unsafe fn copy(&self, to: u64, from: u64, bytes: usize, kind: MemcpyKind) -> Result<()> {
+        call!(self.device, hipMemcpyAsync(to as *mut c_void, from as *const c_void, bytes, kind, self.handle))
+    }
+
     /// Records what `work` queues here instead of doing it. Only this thread is restricted meanwhile: no allocation, no wait.
     ///
     /// # Errors
     /// HIP's, or that of `work`.
-    pub fn capture(&self, work: impl FnOnce() -> Result<()>) -> Result<Graph> {
+    pub fn capture<E: From<HipError>>(
+        &self,
+        work: impl FnOnce() -> std::result::Result<(), E>,
+    ) -> std::result::Result<Graph, E> {
         call!(self.device, hipStreamBeginCapture(self.handle, CAPTURE_THREAD_LOCAL))?;
         let done = work();
         let mut handle = HipGraph::NULL;
@@ -256,6 +337,14 @@ impl Event {
     /// HIP's.
     pub fn record(&self, queue: &Queue) -> Result<()> {
         call!(self.device, hipEventRecord(self.handle, queue.handle))
+    }
+
+    /// Waits until it has happened; one that was never recorded has.
+    ///
+    /// # Errors
+    /// A kernel before it failed.
+    pub fn synchronize(&self) -> Result<()> {
+        call!(self.device, hipEventSynchronize(self.handle))
     }
 
     /// Whether it has happened.

@@ -96,8 +96,36 @@ impl Kernel {
         launched.map_err(|error| LaunchError::Hip { kernel: self.entry.name.clone(), error })
     }
 
+    /// Queues a launch with an address per argument value.
+    ///
+    /// # Safety
+    /// As [`Self::launch`]; `pointers` is what [`Self::values`] gave, one address per value.
+    ///
+    /// # Errors
+    /// HIP refuses.
+    pub(super) unsafe fn launch_values(
+        &self,
+        queue: &Queue,
+        groups: [u32; 3],
+        pointers: &mut [*mut c_void],
+    ) -> Result<(), HipError> {
+        // SAFETY: promised by the caller.
+        unsafe { self.function.launch(queue, groups, self.entry.block, self.entry.lds_bytes, pointers) }
+    }
+
+    /// Whether these arguments keep what the compiler was promised about multiples of 16.
+    pub fn keeps_promises(&self, arguments: &[(&str, Argument)]) -> bool {
+        let value = |a: &Argument| match *a {
+            Argument::Pointer(p) => p,
+            Argument::I32(i) => u64::from(i as u32),
+            Argument::F32(_) => 0,
+        };
+        let promised = |name: &str| self.entry.divisible_by_16.iter().any(|d| d == name);
+        arguments.iter().all(|(name, a)| !promised(name) || value(a).is_multiple_of(PROMISED))
+    }
+
     /// Values in the kernel's order, little-endian in eight bytes each.
-    fn values(&self, arguments: &[(&str, Argument)]) -> Result<Vec<u64>, LaunchError> {
+    pub(super) fn values(&self, arguments: &[(&str, Argument)]) -> Result<Vec<u64>, LaunchError> {
         let fail = |argument: &str, what: String| LaunchError::Argument {
             kernel: self.entry.name.clone(),
             argument: argument.into(),

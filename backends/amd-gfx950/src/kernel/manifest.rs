@@ -32,7 +32,7 @@ pub struct Entry {
     pub symbol: String,
     /// SHA-256 of the file.
     pub sha256: String,
-    /// SHA-256 of all sources and the compiler's version.
+    /// SHA-256 of the variant, its sources and the compiler's version.
     pub source_sha256: String,
     /// Compiler.
     pub compiler: String,
@@ -110,7 +110,7 @@ pub enum ManifestError {
         name: String,
     },
     /// A code object is not the one that the manifest describes.
-    #[error("{path}: its contents are not what manifest.json describes (sha256 {found}, expected {expected}); install the backend's files again", path = path.display())]
+    #[error("{path}: not what manifest.json describes; make or install the kernels again (sha256 {found:.16}…, expected {expected:.16}…)", path = path.display())]
     Mismatch {
         /// File.
         path: PathBuf,

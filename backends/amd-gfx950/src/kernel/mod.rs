@@ -1,7 +1,11 @@
-//! Kernels compiled ahead of time: the manifest beside them, and launching by name with checked arguments.
+//! Kernels compiled ahead of time: the manifest beside them, loading by name, launching with checked arguments.
 
 mod launch;
+mod library;
 mod manifest;
+mod plan;
 
 pub use launch::{Argument, Kernel, LaunchError};
+pub use library::{Library, VARIABLE, folders};
 pub use manifest::{Entry, Manifest, ManifestError, Placed};
+pub use plan::{Extent, Plan, Prepared};

@@ -3,10 +3,15 @@
 //! Needs `libamdhip64.so` of this workspace (built by `cargo build --workspace`) and the kernels of `cargo xtask kernels`;
 //! `cargo xtask test` makes both. Without kernels the tests say so and do nothing. Everything runs with all checks on.
 
+mod conform;
+mod experts;
 mod fault;
 mod gemm;
 mod header;
+mod mla;
 mod mutation;
 mod probe;
+mod replay;
+mod seeded;
 mod stream;
 mod support;

@@ -81,7 +81,10 @@ fn capture_restricts_its_own_thread_only() {
     });
     let line = outcome.unwrap_err().to_string();
     assert!(line.contains("hipMalloc") && line.contains("hipErrorStreamCaptureUnsupported"), "{line}");
-    let line = queue.capture(|| Buffer::new(&device, 64).map(drop).or(Ok(()))).unwrap_err().to_string();
+    let line = queue
+        .capture::<HipError>(|| Buffer::new(&device, 64).map(drop).or(Ok::<_, HipError>(())))
+        .unwrap_err()
+        .to_string();
     assert!(line.contains("hipErrorStreamCaptureInvalidated"), "{line}");
     Buffer::new(&device, 64).unwrap();
 }

@@ -3,7 +3,12 @@
 use std::{
     ffi::{CStr, c_char},
     path::PathBuf,
-    sync::Arc,
+    sync::{Arc, OnceLock},
+};
+
+use tokenspeed_backend_api::{
+    backend::{Backend, Device as AbiDevice},
+    loader::{SearchPaths, load},
 };
 
 use tokenspeed_amd_gfx950::{
@@ -32,6 +37,29 @@ pub fn device() -> Option<(Arc<Device>, Manifest)> {
     }
     let hip = emulator();
     Some((Device::open(hip, 0).unwrap(), Manifest::read(&folder).unwrap()))
+}
+
+/// The backend as a host loads it, and its emulated device; `None` without kernels.
+pub fn backend_device(options: &[(&str, &str)]) -> Option<(Backend, AbiDevice)> {
+    static READY: OnceLock<bool> = OnceLock::new();
+    let ready = *READY.get_or_init(|| {
+        let ready = device().is_some();
+        if ready {
+            // SAFETY: before the backend, the only reader of this variable, is loaded; `cargo nextest` runs a process per test.
+            unsafe { std::env::set_var("TOKENSPEED_HIP_LIBRARY", profile().join("libamdhip64.so")) };
+            if std::env::var_os("TOKENSPEED_KERNELS").is_none() {
+                // SAFETY: as above.
+                unsafe { std::env::set_var("TOKENSPEED_KERNELS", target().join("kernels")) };
+            }
+        }
+        ready
+    });
+    if !ready {
+        return None;
+    }
+    let backend = load("amd-gfx950", &SearchPaths::only([])).unwrap_or_else(|e| panic!("{e}"));
+    let device = backend.open(0, options).unwrap_or_else(|e| panic!("{e}"));
+    Some((backend, device))
 }
 
 /// The emulator of this build.

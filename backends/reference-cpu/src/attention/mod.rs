@@ -159,6 +159,7 @@ pub unsafe fn paged_attention(level: Level, part: Part, scratch: &mut Scratch, a
     let work = Work::new(&mut scratch.carve(), queries, args.head_dim.next_multiple_of(LANES));
     let mut total = 0;
     for_each_unit(args, |_, cost| total += cost);
+    let share = total * part.index / part.count..total * (part.index + 1) / part.count;
     let mut before = 0;
     let mut waiting: Option<Unit> = None;
     let run = |unit: Option<Unit>, next: Option<Unit>| {
@@ -168,11 +169,16 @@ pub unsafe fn paged_attention(level: Level, part: Part, scratch: &mut Scratch, a
         }
     };
     for_each_unit(args, |unit, cost| {
-        // The unit belongs to the worker in whose share of the total cost its middle lies.
-        if (2 * before + cost) * part.count / (2 * total) == part.index {
+        // Where a share ends inside a unit, the unit is cut at the nearest token: a few tokens behind a long context make
+        // few units, which do not come out even.
+        let token = |at: usize| ((at.saturating_sub(before) * unit.tokens + cost / 2) / cost).min(unit.tokens);
+        let mine = token(share.start)..token(share.end);
+        before += cost;
+        if !mine.is_empty() {
+            let (token, position) = (unit.token + mine.start, unit.position + mine.start);
+            let unit = Unit { token, position, tokens: mine.len(), ..unit };
             run(waiting.replace(unit), Some(unit));
         }
-        before += cost;
     });
     run(waiting, None);
 }

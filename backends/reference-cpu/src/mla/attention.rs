@@ -2,14 +2,16 @@
 //!
 //! A context is cut into chunks of 1024 positions at absolute places. Inside a chunk softmax runs online over tiles of
 //! 64, as in [`crate::attention`]; chunks are merged in order. So a query's bits depend on its position and its
-//! sequence's history alone, whether one worker walks through all chunks (prompts, many requests) or workers share the
-//! chunks of a few long ones and then merge: the places of cuts and the order of merging are the same.
+//! sequence's history alone, whether one worker walks through all chunks (long prompts, many requests) or workers share the
+//! chunks of few tokens (decoding, the next turn of a conversation) and then merge: the places of cuts and the order of
+//! merging are the same. Either way some tokens make a block, so that a tile is converted once for all of them.
 //!
 //! Rejected: splitting by the number of workers, or by the length of the context, either of which a token's result
 //! would then depend on.
 
 use super::kernel::{Block, ChunkKernel, FinishKernel, MergeKernel, Work, state_len};
 use crate::{
+    attention::TILE,
     kv_write::{Pages, Track},
     level::Level,
     part::Part,
@@ -24,6 +26,8 @@ pub const CHUNK: usize = 1024;
 const SLOTS_MAX: usize = 64;
 /// Query rows that share a tile's conversion, if tokens have fewer heads.
 const QUERIES: usize = 64;
+/// Blocks per worker from which on whole ones are shared out: by then the shares are even enough.
+const WHOLE_BLOCKS: usize = 16;
 
 /// Operands.
 #[derive(Clone, Copy)]
@@ -54,9 +58,9 @@ pub fn slots(tokens: usize, context: usize) -> usize {
     tokens.saturating_mul(context.div_ceil(CHUNK)).clamp(1, SLOTS_MAX)
 }
 
-/// Memory that workers share: partial results of `slots` chunks, and of one token across waves of them.
+/// Memory that workers share: partial results of `slots` chunks of a block each.
 pub fn workspace_bytes(heads: usize, rank: usize, slots: usize) -> usize {
-    (slots + 1) * heads * state_len(rank) * size_of::<f32>()
+    slots * queries(heads) * state_len(rank) * size_of::<f32>()
 }
 
 /// Scratch a worker needs.
@@ -82,10 +86,10 @@ pub unsafe fn mla_attention(level: Level, worker: &mut Worker<'_>, args: &MlaArg
     let part = worker.part();
     let work = Work::new(&mut worker.scratch().carve(), queries(args.heads), args.cache.width, args.rank);
     let step = tokens_per_block(args.heads);
-    let blocks: usize = args.rows.iter().map(|row| (row.query_len as usize).div_ceil(step)).sum();
+    let n_blocks: usize = args.rows.iter().map(|row| (row.query_len as usize).div_ceil(step)).sum();
     // SAFETY: the caller's promise.
     unsafe {
-        if blocks >= 4 * part.count || part.count == 1 {
+        if n_blocks >= WHOLE_BLOCKS * part.count || part.count == 1 {
             whole(level, part, args, &work);
         } else {
             shared(level, worker, args, &work);
@@ -93,34 +97,33 @@ pub unsafe fn mla_attention(level: Level, worker: &mut Worker<'_>, args: &MlaArg
     }
 }
 
-/// Blocks of tokens are shared out, each with its whole context.
+/// The step's tokens in blocks, in order.
+fn blocks<'a>(args: &MlaArgs<'a>) -> impl Iterator<Item = Block> + use<'a> {
+    let (heads, step) = (args.heads, tokens_per_block(args.heads));
+    args.rows.iter().flat_map(move |row| {
+        let len = row.query_len as usize;
+        (0..len).step_by(step).map(move |first| Block {
+            track: Track::from(row),
+            token: row.query_start as usize + first,
+            position: row.computed as usize + first,
+            heads,
+            first: 0,
+            rows: step.min(len - first) * heads,
+        })
+    })
+}
+
+/// Blocks are shared out, each with its whole context.
 unsafe fn whole(level: Level, part: Part, args: &MlaArgs<'_>, work: &Work) {
-    let step = tokens_per_block(args.heads);
-    let each = |f: &mut dyn FnMut(Block, usize)| {
-        for row in args.rows {
-            for first in (0..row.query_len as usize).step_by(step) {
-                let tokens = step.min(row.query_len as usize - first);
-                let block = Block {
-                    track: Track::from(row),
-                    token: row.query_start as usize + first,
-                    tokens,
-                    position: row.computed as usize + first,
-                    head: 0,
-                    heads: args.heads,
-                };
-                f(block, block.last() + 1);
-            }
-        }
-    };
-    let mut total = 0;
-    each(&mut |_, cost| total += cost);
+    let cost = |block: &Block| (block.last() + 1) * block.rows;
+    let total: usize = blocks(args).map(|block| cost(&block)).sum();
     let mut before = 0;
-    each(&mut |block, cost| {
+    for block in blocks(args) {
         // The block belongs to the worker in whose share of the total cost its middle lies.
-        let mine = (2 * before + cost) * part.count / (2 * total) == part.index;
-        before += cost;
+        let mine = (2 * before + cost(&block)) * part.count / (2 * total) == part.index;
+        before += cost(&block);
         if !mine {
-            return;
+            continue;
         }
         for chunk in 0..=block.last() / CHUNK {
             // SAFETY: the caller's promise; partial and merged rows are this worker's own.
@@ -131,50 +134,51 @@ unsafe fn whole(level: Level, part: Part, args: &MlaArgs<'_>, work: &Work) {
         }
         // SAFETY: as above.
         unsafe { dispatch(level, FinishKernel { args, block, from: work.merged }) };
-    });
+    }
 }
 
-/// Chunks of each token are shared out, and where those are few, heads too.
+/// Chunks of blocks are shared out, and where a share ends inside of one, its rows are.
 unsafe fn shared(level: Level, worker: &Worker<'_>, args: &MlaArgs<'_>, work: &Work) {
     let part = worker.part();
-    let tokens = args.rows.iter().flat_map(|row| {
-        (0..row.query_len as usize).map(move |i| Block {
-            track: Track::from(row),
-            token: row.query_start as usize + i,
-            tokens: 1,
-            position: row.computed as usize + i,
-            head: 0,
-            heads: args.heads,
-        })
-    });
-    let mut jobs = tokens.flat_map(|block| (0..=block.position / CHUNK).map(move |chunk| (block, chunk))).peekable();
-    let stride = args.heads * state_len(args.rank);
-    let across = args.partial.wrapping_add(args.slots * stride);
+    let mut jobs =
+        blocks(args).flat_map(|block| (0..=block.last() / CHUNK).map(move |chunk| (block, chunk))).peekable();
+    // What a row of a job costs: the tiles it goes through.
+    let tiles =
+        |block: &Block, chunk: usize| ((block.last() + 1).min((chunk + 1) * CHUNK) - chunk * CHUNK).div_ceil(TILE);
+    let stride = queries(args.heads) * state_len(args.rank);
     while jobs.peek().is_some() {
         let mut wave = [None; SLOTS_MAX];
         let count = wave.iter_mut().take(args.slots).zip(&mut jobs).map(|(slot, job)| *slot = Some(job)).count();
         let wave = wave[..count].iter().flatten().copied().enumerate();
-        let pieces = (2 * part.count).div_ceil(count).min(args.heads);
-        let mine = part.of(count * pieces);
+        let total: usize = wave.clone().map(|(_, (block, chunk))| tiles(&block, chunk) * block.rows).sum();
+        let share = total * part.index / part.count..total * (part.index + 1) / part.count;
+        let mut before = 0;
         for (slot, (block, chunk)) in wave.clone() {
-            for piece in (0..pieces).filter(|piece| mine.contains(&(slot * pieces + piece))) {
-                let heads = Part { index: piece, count: pieces }.of(args.heads);
-                let block = Block { head: heads.start, heads: heads.len(), ..block };
-                let out = args.partial.wrapping_add(slot * stride + heads.start * state_len(args.rank));
+            let each = tiles(&block, chunk);
+            // Rows are whole: a share's end is moved to the nearest one.
+            let row = |at: usize| ((at.saturating_sub(before) + each / 2) / each).min(block.rows);
+            let mine = row(share.start)..row(share.end);
+            before += each * block.rows;
+            if !mine.is_empty() {
+                let out = args.partial.wrapping_add(slot * stride + mine.start * state_len(args.rank));
                 // SAFETY: the caller's promise; these rows of the slot are written by this worker alone.
-                unsafe { dispatch(level, ChunkKernel { args, block, chunk, work, out }) };
+                unsafe { dispatch(level, ChunkKernel { args, block: block.part(mine), chunk, work, out }) };
             }
         }
         worker.barrier();
-        let heads = part.of(args.heads);
-        let at = heads.start * state_len(args.rank);
         for (slot, (block, chunk)) in wave {
-            let block = Block { head: heads.start, heads: heads.len(), ..block };
-            let (from, into) = (args.partial.wrapping_add(slot * stride + at), across.wrapping_add(at));
-            // SAFETY: as above, for this worker's heads.
+            let mine = part.of(block.rows);
+            if mine.is_empty() {
+                continue;
+            }
+            let at = mine.start * state_len(args.rank);
+            let (from, into) = (args.partial.wrapping_add(slot * stride + at), work.merged);
+            let is_last = chunk == block.last() / CHUNK;
+            let block = block.part(mine);
+            // SAFETY: the slot has been written; merged rows are this worker's own, from wave to wave.
             unsafe {
                 dispatch(level, MergeKernel { args, block, chunk, from, into });
-                if chunk == block.position / CHUNK {
+                if is_last {
                     dispatch(level, FinishKernel { args, block, from: into });
                 }
             }

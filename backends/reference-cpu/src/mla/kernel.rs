@@ -23,36 +23,39 @@ pub const fn state_len(rank: usize) -> usize {
     LANES + rank.next_multiple_of(LANES)
 }
 
-/// Some heads of some consecutive tokens of one sequence.
+/// Some query rows of consecutive tokens of one sequence. A token has a row per head, and the tokens' rows follow each
+/// other, as in the operands.
 #[derive(Clone, Copy, Debug)]
 pub struct Block {
     pub track: Track,
     /// First token in the step, and its position.
     pub token: usize,
     pub position: usize,
-    pub tokens: usize,
-    /// First head.
-    pub head: usize,
+    /// Rows of a token.
     pub heads: usize,
+    /// Rows of these tokens before the first one here, and how many are here: at least one.
+    pub first: usize,
+    pub rows: usize,
 }
 
 impl Block {
-    /// Position of the last token.
+    /// Position of the last row.
     pub fn last(&self) -> usize {
-        self.position + self.tokens - 1
+        self.position_of(self.rows - 1)
     }
 
-    fn queries(&self) -> usize {
-        self.tokens * self.heads
+    pub fn position_of(&self, q: usize) -> usize {
+        self.position + (self.first + q) / self.heads
     }
 
-    fn position_of(&self, q: usize) -> usize {
-        self.position + q / self.heads
+    /// Index of row `q` among `[tokens, heads]`.
+    fn index(&self, q: usize) -> usize {
+        self.token * self.heads + self.first + q
     }
 
-    /// Index of row `q` among `[tokens, all heads]`.
-    fn index(&self, q: usize, all: usize) -> usize {
-        (self.token + q / self.heads) * all + self.head + q % self.heads
+    /// Only these of its rows.
+    pub fn part(self, rows: Range<usize>) -> Self {
+        Self { first: self.first + rows.start, rows: rows.len(), ..self }
     }
 }
 
@@ -129,7 +132,7 @@ impl Kernel for ChunkKernel<'_> {
                 let upcoming = if next < end { rows.upcoming(next) } else { Upcoming::NONE };
                 self.each_rows::<S>(start, seen.end, upcoming);
             }
-            for q in 0..self.block.queries() {
+            for q in 0..self.block.rows {
                 *self.state(q).add(1) = S::sum(S::load(self.work.sums.add(q * LANES)));
             }
         }
@@ -152,10 +155,10 @@ impl ChunkKernel<'_> {
     #[inline(always)]
     unsafe fn load_queries<S: Simd>(&self) {
         let (dim, padded) = (self.args.cache.width, self.width());
-        for q in 0..self.block.queries() {
+        for q in 0..self.block.rows {
             // SAFETY: row q exists in the operand and in scratch.
             unsafe {
-                let from = self.args.q.add(self.block.index(q, self.args.heads) * dim);
+                let from = self.args.q.add(self.block.index(q) * dim);
                 for d in (0..dim).step_by(LANES) {
                     let v = S::mul(S::load_n(from.add(d), LANES.min(dim - d)), S::splat(self.args.scale));
                     S::store(self.work.q.add(q * padded + d), v);
@@ -174,7 +177,7 @@ impl ChunkKernel<'_> {
         let mut q = 0;
         macro_rules! step {
             ($r:literal) => {
-                while $r <= S::ATTENTION_ROWS && self.block.queries() - q >= $r {
+                while $r <= S::ATTENTION_ROWS && self.block.rows - q >= $r {
                     // Causal: rows whose last one is before the tile see nothing of it.
                     if self.block.position_of(q + $r - 1) >= start {
                         // SAFETY: rows q..q + $r exist.
@@ -390,7 +393,7 @@ impl Kernel for MergeKernel<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let len = state_len(self.args.rank);
-        for q in 0..self.block.queries() {
+        for q in 0..self.block.rows {
             // A row whose token stands before the chunk has no state for it.
             if self.block.position_of(q) < self.chunk * CHUNK {
                 continue;
@@ -427,12 +430,12 @@ impl Kernel for FinishKernel<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let rank = self.args.rank;
-        for q in 0..self.block.queries() {
+        for q in 0..self.block.rows {
             // SAFETY: row q of the states and of the operand.
             unsafe {
                 let from = self.from.add(q * state_len(rank));
                 let scale = S::splat(1.0 / *from.add(1));
-                let to = self.args.y.add(self.block.index(q, self.args.heads) * rank);
+                let to = self.args.y.add(self.block.index(q) * rank);
                 for d in (0..rank).step_by(LANES) {
                     let v = S::mul(S::load(from.add(LANES + d)), scale);
                     S::store_n(to.add(d), v, LANES.min(rank - d));

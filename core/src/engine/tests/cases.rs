@@ -362,6 +362,26 @@ fn submit_refuses_by_kind() {
     assert_eq!(rig.engine.oldest_waiting_ns(5000), None);
 }
 
+/// The ids of a cached prefix are not looked at again; those behind it are, and the error counts from the start.
+#[test]
+fn a_wrong_id_behind_a_cached_prefix_is_refused() {
+    let mut rig = Rig::new(config(256, 64));
+    let text = prompt(1, 100);
+    rig.submit(request(text.clone(), greedy(1)));
+    rig.run_to_idle(20);
+    for at in [0, 20, 99] {
+        let mut wrong = text.clone();
+        wrong[at] = 45;
+        let refused = rig.engine.submit(request(wrong, greedy(1)), 0).unwrap_err().to_string();
+        assert!(refused.contains("45") && refused.contains(&format!("[{at}]")), "{refused}");
+    }
+    let again = rig.submit(request(text, greedy(1)));
+    rig.run_to_idle(20);
+    assert!(cached_tokens(&rig, again) > 64, "and nothing else came of them");
+    rig.engine.flush_cache().unwrap();
+    assert_eq!(rig.engine.n_namespaces(), 0);
+}
+
 #[test]
 fn any_waiting_request_can_be_aborted() {
     // Few classes of priority, and more than are searched one by one.

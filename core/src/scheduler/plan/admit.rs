@@ -57,12 +57,13 @@ impl Scheduler {
             if self.blocked == Some((body.id, memory.releases())) {
                 return Some(Why::NoPages);
             }
-            self.find_prefix(body, memory);
-            if let Some(load) = self.load(body, memory, queues.running.len() as u32) {
+            let n_found = self.find_prefix(body, memory);
+            if let Some(load) = self.load(body, n_found, memory, queues.running.len() as u32) {
                 queues.load(at, load);
                 continue;
             }
-            let n_found = self.path.len() as u32;
+            let path = &body.found.nodes()[..n_found];
+            let (n_found, n_cut) = (n_found as u32, (body.found.nodes().len() - n_found) as u32);
             let computed = if seeded!(HitIsNotCounted) { 0 } else { n_found * memory.page_tokens() };
             let wanted = body.len();
             body.uncached = wanted - computed;
@@ -84,13 +85,13 @@ impl Scheduler {
             let (foreseen, room) =
                 if seeded!(ReturnNeedsNoRoom) && is_preempted { (n_pages, 0) } else { (foreseen, margin) };
             let n_new = foreseen.max(n_pages) - n_found + room;
-            if (margin > 0 || memory.n_loads() > 0) && !memory.has_available_beside(&self.path, n_new) {
+            if (margin > 0 || memory.n_loads() > 0) && !memory.has_available_beside(path, n_new) {
                 self.blocked = Some((body.id, memory.releases()));
                 return Some(Why::NoPages);
             }
             let max_pages = memory.pages_of(body.max_len) as usize;
-            self.n_cut_tokens += u64::from(self.n_cut_pages * memory.page_tokens());
-            let lease = Lease::open(memory, &self.path, max_pages);
+            self.n_cut_tokens += u64::from(n_cut * memory.page_tokens());
+            let lease = Lease::open(memory, path, max_pages);
             self.decisions.note(body.id, What::Admitted { cached: computed, returns: is_preempted });
             let mut sequence = match queues.waiting.remove(at).expect("looked at above") {
                 Waiting::Queued(sequence) => sequence.admit(lease, computed),
@@ -98,8 +99,8 @@ impl Scheduler {
             };
             let (body, active) = sequence.parts_mut();
             active.find_drafted(memory);
-            for index in 0..if seeded!(FoundPagesAreNotAnnounced) { 0 } else { n_found } {
-                self.announce(active, index);
+            if !seeded!(FoundPagesAreNotAnnounced) {
+                self.announce_from(active, 0);
             }
             self.grow(active, memory, n_pages);
             let (prompt_tokens, next_prompt_logits) = (body.prompt_tokens, body.next_prompt_logits());
@@ -114,14 +115,15 @@ impl Scheduler {
         }
     }
 
-    /// Bring back from host memory what lies beyond `path`. Not for ever: what came back can be evicted again before the
-    /// request is admitted.
-    pub(super) fn load(&self, body: &mut Body, memory: &mut Memory, margin: u32) -> Option<LoadId> {
+    /// Bring back from host memory what lies beyond the first `n_found` pages. Not for ever: what came back can be evicted again
+    /// before the request is admitted.
+    pub(super) fn load(&self, body: &mut Body, n_found: usize, memory: &mut Memory, margin: u32) -> Option<LoadId> {
         if !memory.has_host() || body.n_loads == LOADS_MAX || !memory.reuses_prefixes() {
             return None;
         }
         let max_pages = self.reusable_pages(body, memory);
-        let load = memory.start_load(&body.namespace, &body.hashes, &body.tokens, max_pages, &self.path, margin)?;
+        let path = (body.found.nodes(), n_found);
+        let load = memory.start_load(&body.namespace, &body.tokens, max_pages, &mut body.hashes, path, margin)?;
         body.n_loads += 1;
         Some(load)
     }
@@ -133,24 +135,21 @@ impl Scheduler {
         (reusable / memory.page_tokens()) as usize
     }
 
-    /// Fill `path` with the cached pages a request can start from: at least its last token is computed again, and
-    /// every token whose logits it still needs to report. Decides where its recurrent state is stored from there on.
-    pub(super) fn find_prefix(&mut self, body: &mut Body, memory: &Memory) {
-        self.path.clear();
-        self.n_cut_pages = 0;
+    /// Find the cached pages of a request that waits, and how many of them it can start from: at least its last token is
+    /// computed again, and every token whose logits it still needs to report. Decides where its recurrent state is stored
+    /// from there on.
+    pub(super) fn find_prefix(&self, body: &mut Body, memory: &Memory) -> usize {
         body.marks.clear();
         if !memory.reuses_prefixes() {
-            return;
+            return 0;
         }
         let max_pages = self.reusable_pages(body, memory);
-        memory.index.hash_pages(&body.namespace, &body.tokens, max_pages, &mut body.hashes);
-        memory.index.find(&body.namespace, &body.hashes, &body.tokens, max_pages, &mut self.path);
-        let n_seen = self.path.len() as u32;
-        memory.cut_to_resumable(&mut self.path);
-        self.n_cut_pages = n_seen - self.path.len() as u32;
+        memory.index.find(&body.namespace, &body.tokens, max_pages, &mut body.hashes, &mut body.found);
+        let (n_seen, n_found) = (body.found.nodes().len(), memory.n_resumable(body.found.nodes()));
         if memory.has_states() {
             let (len, page_tokens) = (body.len(), memory.page_tokens());
-            marks::place(&mut body.marks, len, self.path.len() as u32 * page_tokens, n_seen, page_tokens);
+            marks::place(&mut body.marks, len, n_found as u32 * page_tokens, n_seen as u32, page_tokens);
         }
+        n_found
     }
 }

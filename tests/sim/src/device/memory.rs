@@ -1,6 +1,10 @@
 //! Operands as arrays of records: the only `unsafe` of the simulator.
 
-use tokenspeed_backend_api::sdk::Operand;
+use tokenspeed_backend_api::{
+    abi::ts_tensor,
+    sdk::{Operand, StepView},
+    tensor,
+};
 
 /// Bytes of a [`Record`]; rows of values are one record wide.
 const RECORD_BYTES: usize = size_of::<Record>();
@@ -45,6 +49,19 @@ pub fn load(operand: &Operand, index: usize) -> Record {
 pub fn store(operand: &Operand, index: usize, record: Record) {
     // SAFETY: as in `load`; the SDK gives writable memory for operands that an op writes.
     unsafe { place::<Record>(operand, index * RECORD_BYTES).write_unaligned(record) }
+}
+
+/// An operand as the catalogue's references see it, at capacity.
+pub fn view(descriptor: &ts_tensor, operand: &Operand) -> tensor::View {
+    let tensor = tensor::Tensor::from_abi(descriptor).expect("the SDK checked it");
+    // SAFETY: the operand's memory, which the SDK checked to be of this size; one thread uses a device at a time.
+    unsafe { tensor::View::new(tensor, operand.data) }
+}
+
+/// The first entries of a view, as many as the step has.
+pub fn cut(view: &tensor::View, step: &StepView<'_>) -> tensor::View {
+    // SAFETY: the same memory, at most as many rows.
+    unsafe { tensor::View::new(view.tensor.cut(step), view.data()) }
 }
 
 /// Word `index` of an operand.

@@ -10,7 +10,7 @@ use tokenspeed_core::engine::Pass;
 use super::{
     draft,
     memory::{Record, load, load_word, store, store_word},
-    recurrent,
+    recurrent, relay,
     rows::{self, holder_of},
 };
 use crate::{
@@ -23,7 +23,7 @@ use crate::{
 pub fn is_known(kind: OpKind) -> bool {
     use OpKind::{
         Add, Embedding, Gemm, KdaRecord, KdaReplay, KdaStep, KdaVerify, KvMove, KvWrite, Mul, PagedAttention,
-        RowGather, Sigmoid, SigmoidMul, Slice, TableUpdate,
+        RowGather, Sample, Sigmoid, SigmoidMul, Slice, TableUpdate,
     };
     matches!(
         kind,
@@ -43,6 +43,7 @@ pub fn is_known(kind: OpKind) -> bool {
             | Mul
             | RowGather
             | Gemm
+            | Sample
     )
 }
 
@@ -52,6 +53,7 @@ pub struct Prepared {
     kind: OpKind,
     operands: Vec<Operand>,
     component: usize,
+    sampler: Option<relay::Sampler>,
 }
 
 pub(super) type Outcome = Result<(), Fault>;
@@ -65,7 +67,8 @@ pub(super) fn fail(world: &mut World, check: Check, what: String) -> Fault {
 impl Prepared {
     pub fn new(op: &BoundOp<'_>) -> Self {
         let component = usize::try_from(op.op.attrs().i[0]).unwrap_or_default();
-        Self { kind: op.op.kind(), operands: op.operands.to_vec(), component }
+        let sampler = (op.op.kind() == OpKind::Sample).then(|| relay::Sampler::new(op));
+        Self { kind: op.op.kind(), operands: op.operands.to_vec(), component, sampler }
     }
 
     pub fn run(&self, world: &mut World, step: &StepView<'_>) -> Outcome {
@@ -101,6 +104,7 @@ impl Prepared {
             }
             OpKind::Gemm if world.is_drafting() => draft::head(&self.operands, world, step),
             OpKind::Gemm => self.head(world, step),
+            OpKind::Sample => self.sampler.as_ref().expect("made with the op").run(world, step),
             _ => Err(Fault::unsupported(format!("{} is not simulated", self.kind))),
         }
     }
@@ -174,12 +178,20 @@ impl Prepared {
     }
 
     fn embedding(&self, world: &mut World, step: &StepView<'_>) -> Outcome {
-        let y = &self.operands[1];
+        let (y, relay) = (self.operands[self.operands.len() - 1], &self.operands[1]);
         for (t, token) in step.tokens.iter().enumerate() {
             let row = &step.rows[token.row as usize];
             let holder = holder_of(world, row)?;
             let fingerprint = world.history(holder.id, row.branch_offset).prefix[token.position as usize + 1];
-            store(y, t, Record::new(fingerprint, token.position, token.id.cast_unsigned()));
+            // Rows were checked: the slot exists.
+            let id = if token.id < 0 { load_word(relay, relay::slot_of(token.id)) } else { token.id.cast_unsigned() };
+            let wanted = world.history(holder.id, row.branch_offset).tokens[token.position as usize];
+            if id != wanted {
+                let what =
+                    format!("token {} of {:?} is {id} in the relay, and was {wanted}", token.position, holder.id);
+                return Err(fail(world, Check::Step, what));
+            }
+            store(&y, t, Record::new(fingerprint, token.position, id));
         }
         Ok(())
     }
@@ -243,7 +255,9 @@ impl Prepared {
                 let truth = world.history(holder.id, row.branch_offset);
                 let at = position as usize;
                 let wanted = Record::new(truth.prefix[at + 1], position, truth.tokens[at]);
-                let is_doubtful = !world.is_drafting() && world.pages[self.component][block as usize].is_doubtful;
+                let notes = &world.pages[self.component][block as usize];
+                // The request that failed may be in the step behind for nothing.
+                let is_doubtful = !world.is_drafting() && notes.is_doubtful && notes.users != [holder.id];
                 if found != wanted || is_doubtful {
                     let (id, component) = (holder.id, self.component);
                     let why = if found == wanted { ", of a failed request" } else { "" };

@@ -32,7 +32,7 @@ pub fn step(operands: &[Operand], world: &mut World, step: &StepView<'_>) -> Out
     for row in step.rows {
         let holder = holder_of(world, row)?;
         let running = resume(state, world, &holder, row, step)?;
-        let mut last = advance(running, row, step, o);
+        let mut last = advance(running, row, step, &operands[0], o);
         last.count += 1;
         let last = if is_rubbish { Record::default() } else { last };
         store(state, row.state_write as usize * width(state), last);
@@ -46,7 +46,7 @@ pub fn verify(operands: &[Operand], world: &mut World, step: &StepView<'_>) -> O
     for row in step.rows {
         let holder = holder_of(world, row)?;
         let running = resume(&operands[5], world, &holder, row, step)?;
-        advance(running, row, step, &operands[6]);
+        advance(running, row, step, &operands[0], &operands[6]);
     }
     Ok(())
 }
@@ -129,13 +129,15 @@ fn resume(
     Ok(found.fingerprint())
 }
 
-/// Outputs of a row's tokens; returns the last.
-fn advance(mut running: u64, row: &ts_step_row, step: &StepView<'_>, o: &Operand) -> Record {
+/// Outputs of a row's tokens, which are those of its inputs `x`; returns the last.
+fn advance(mut running: u64, row: &ts_step_row, step: &StepView<'_>, x: &Operand, o: &Operand) -> Record {
     let mut last = Record::default();
     for t in row.query_start..row.query_start + row.query_len {
         let token = &step.tokens[t as usize];
-        running = fingerprint::mix(running, token.id.cast_unsigned());
-        last = Record::new(running, token.position, token.id.cast_unsigned());
+        // Not the parameter block's: what is in a relay slot is known where the embedding read it.
+        let id = load(x, t as usize).token;
+        running = fingerprint::mix(running, id);
+        last = Record::new(running, token.position, id);
         store(o, t as usize, last);
     }
     last

@@ -9,6 +9,7 @@ use tokenspeed_core::engine::Pass;
 use super::{
     branches, draft,
     ops::{Outcome, fail},
+    relay,
 };
 use crate::{
     check::Check,
@@ -51,7 +52,10 @@ pub fn check(world: &mut World, step: &StepView<'_>) -> Outcome {
         } else if end <= len && row.query_len > sizes.chunk_cap {
             Some(format!("has {} tokens, the cap is {}", row.query_len, sizes.chunk_cap))
         } else {
-            other_tokens(truth, at, step)
+            let tokens = &step.tokens[row.query_start as usize..][..row.query_len as usize];
+            let mut relayed = tokens.iter().filter(|token| token.id < 0);
+            let other_slot = relayed.find_map(|token| relay::other_slot(world, &holder, token.id, token.position));
+            other_slot.or_else(|| other_tokens(truth, at, step))
         };
         if let Some(wrong) = wrong {
             return Err(fail(world, Check::Step, format!("row {at} of {:?} {wrong}", holder.id)));
@@ -76,7 +80,9 @@ pub fn other_tokens(truth: &Truth, at: usize, step: &StepView<'_>) -> Option<Str
     let tokens = step.tokens[row.query_start as usize..].iter().zip(row.computed..row.computed + row.query_len);
     let wanted = |position: u32| truth.tokens[position as usize].cast_signed();
     let mut other = tokens.filter(|(token, position)| {
-        (token.id, token.position, token.row as usize) != (wanted(*position), *position, at)
+        // Which token is in a slot is checked where it is read.
+        let id = if token.id < 0 { wanted(*position) } else { token.id };
+        (id, token.position, token.row as usize) != (wanted(*position), *position, at)
     });
     other.next().map(|(token, position)| {
         let (id, place, wanted) = (token.id, token.position, wanted(position));

@@ -20,6 +20,8 @@ impl Simulation<'_> {
             format!("the device failed without being told to: {message} (status code {TS_ERR_DEVICE_LOST} if lost)")
         })?;
         self.outcome.tally.step_failures += 1;
+        // The device does not run it.
+        self.behind = None;
         self.promises.doubt();
         self.ears.early = Some(EarlyEnd::FailAll(message.clone()));
         let ears = &mut self.ears;
@@ -63,7 +65,7 @@ impl Simulation<'_> {
 
     pub(super) fn flush(&mut self) -> Result<(), Failure> {
         self.take_orders();
-        let is_idle = self.ears.open().next().is_none() && self.wire.is_empty();
+        let is_idle = self.ears.open().next().is_none() && self.behind.is_none() && self.wire.is_empty();
         let result = self.engine.flush_cache();
         ensure(result.is_ok() == is_idle, Check::Baseline, || format!("a flush said {result:?}, idle: {is_idle}"))?;
         if is_idle {
@@ -94,6 +96,7 @@ impl Simulation<'_> {
         (tally.overtaken, tally.aged, tally.coalesced) = (*n_overtaken, *n_aged, *n_coalesced);
         let world = self.registered.world.lock();
         (tally.steps, tally.state_moves, tally.guesses) = (world.n_steps, world.n_state_moves, world.n_guesses);
+        tally.sampled = world.n_sampled;
         (tally.replays, tally.moves, tally.draft_rows) = (world.n_replays, world.n_moves, world.n_draft_rows);
         let metrics = self.engine.metrics();
         (tally.stores, tally.loads) = (metrics.host_stored, metrics.host_loaded);

@@ -59,7 +59,10 @@ impl Simulation<'_> {
         if plan.n_rows > 0 {
             self.registered.world.lock().begin_pass(Pass::Forward, plan.verify.is_none(), fault_of(Pass::Forward));
             digest(&mut self.outcome, &self.step);
-            result = self.program.run(Pass::Forward, self.step.bytes(), plan.n_logit_rows);
+            result = match plan.is_sampled {
+                true => self.program.run_sampled(self.step.bytes(), plan.n_logit_rows),
+                false => self.program.run(Pass::Forward, self.step.bytes(), plan.n_logit_rows),
+            };
             self.seen(&result)?;
         }
         if let (Ok(()), Some(n_logit_rows)) = (&result, plan.verify) {
@@ -90,6 +93,10 @@ impl Simulation<'_> {
         let verified = if plan.verify.is_some() { self.program.logits(Pass::Verify) } else { &[] };
         let forward = if plan.n_rows > 0 { self.program.logits(Pass::Forward) } else { &[] };
         let ears = &mut self.ears;
+        if plan.is_sampled {
+            let deliver = &mut |id, event| ears.hear(id, event);
+            return self.engine.advance_sampled(self.now_ns, plan, self.program.sampled(), deliver);
+        }
         let logits = Logits { forward, verify: verified };
         self.engine.advance(self.now_ns, plan, logits, &mut |id, event| ears.hear(id, event));
     }

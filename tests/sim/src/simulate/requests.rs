@@ -86,7 +86,8 @@ impl<'s> Simulation<'s> {
         // Whoever else comes may take the memory it needs.
         self.ears.asked.values_mut().for_each(|asked| asked.must_load = None);
         let alone = Alone::new(request, arrival.grammar.clone());
-        self.steps_left += u64::from(alone.max_len(config)) + 1;
+        // One for nothing, where the step behind was under way when it ended.
+        self.steps_left += u64::from(alone.max_len(config)) + 1 + u64::from(config.relay);
         let truth = Truth::new(arrival.salt.as_deref(), &alone.request.prompt);
         self.registered.world.lock().truths.insert(id, truth);
         let asked = Asked {

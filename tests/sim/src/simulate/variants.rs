@@ -21,7 +21,7 @@ use crate::{
 /// Changes a configuration, or leaves it alone, in a way that no text may show.
 type Change = fn(&mut Scenario);
 
-const CHANGES: [(&str, Change); 17] = [
+const CHANGES: [(&str, Change); 18] = [
     ("without prefix cache", |s| s.config.prefix_cache = false),
     ("with prefix cache", |s| s.config.prefix_cache = true),
     ("in chunks of one token", |s| s.config.chunked_prefill_size = 1),
@@ -35,7 +35,11 @@ const CHANGES: [(&str, Change); 17] = [
     ("speculation switched", |s| {
         s.config.speculation = s.config.speculation.is_none().then(SpeculationConfig::default);
         s.config.draft = None;
+        s.config.relay = false;
         s.config.max_logit_rows += 40;
+    }),
+    ("sampled on the device or by the host", |s| {
+        s.config.relay = !s.config.relay && s.config.speculation.is_none() && s.config.host_pages == 0;
     }),
     ("draft model switched", |s| match (&s.config.draft, s.config.speculation) {
         (Some(_), _) => s.config.draft = None,
@@ -59,6 +63,7 @@ const CHANGES: [(&str, Change); 17] = [
         let pages = s.config.blocks_per_row * 20;
         let host = if s.config.host_pages == 0 { (pages, 10) } else { (0, 0) };
         (s.config.host_pages, s.config.host_states) = host;
+        s.config.relay &= host.0 == 0;
     }),
     ("shortest prefill first or not", |s| {
         s.config.scheduling.order = match s.config.scheduling.order {

@@ -29,6 +29,7 @@ pub const DIMENSIONS: &[&[&str]] = &[
     &["--memory least", "", "--memory some"],
     &["", "--step-time-target-ms 0.001"],
     &["", "--disable-overlap-schedule"],
+    &["", "--host-sampling"],
     &["", "--scheduling-policy shortest-prefill", "--prefill-coalescing-ms 20"],
 ];
 

@@ -2,6 +2,7 @@
 #[allow(dead_code, reason = "shared with the server's own tests, which use all of it")]
 #[path = "../../../../server/tests/http/support/client.rs"]
 pub mod client;
+pub mod lockstep;
 pub mod models;
 pub mod serving;
 pub mod stepper;

@@ -2,7 +2,7 @@
 
 use super::def;
 use crate::{
-    isa::{Def, Inst, Operand, Sem, W},
+    isa::{Def, File, Inst, Operand, Sem, W},
     lanes,
     machine::Cx,
 };
@@ -44,7 +44,16 @@ fn mad64(cx: &mut Cx, inst: &Inst, signed: bool) {
         out[l] = r;
         mask |= u64::from(over) << l;
     }
+    // Compilers multiply 32 bits with it: whatever lies in the addend's upper half does not reach the lower result.
+    let addend = match inst.s[2].file {
+        File::Vector | File::Scalar => cx.valid(&Operand { width: 1, ..inst.s[2] }),
+        _ => u64::MAX,
+    };
+    let low = addend & cx.valid(&inst.s[0]) & cx.valid(&inst.s[1]);
     cx.spread_valid(inst);
+    if cx.env.check {
+        cx.set_valid(&Operand { width: 1, ..inst.d }, low);
+    }
     cx.write_wide(&inst.d, &out);
     cx.w.set_pair(inst.m.at(), mask & exec);
 }

@@ -192,15 +192,11 @@ fn update(cx: &mut Cx, inst: &Inst, op: &LdsOp) {
     let mut old = [0; 64];
     let mut valid = vec![u64::MAX];
     for l in lanes::of(op.mask) {
-        let (at, mut buffer) = (op.address[l].wrapping_add(inst.f.offset as u32), [0; 4]);
-        let Some(known) = cx.lds.read(cx.w, l, at, 4, &mut buffer) else { return };
-        valid[0] &= !(u64::from(!known[0]) << l);
-        old[l] = buffer[0];
-        buffer[0] = update(u64::from(buffer[0]), u64::from(op.data[0][l]), 0) as u32;
-        let fresh = known[0] && op.valid[0] >> l & 1 != 0;
-        if !cx.lds.write(cx.w, l, at, 4, &buffer, fresh) {
-            return;
-        }
+        let at = op.address[l].wrapping_add(inst.f.offset as u32);
+        let new = |old: u32| update(u64::from(old), u64::from(op.data[0][l]), 0) as u32;
+        let Some((before, known)) = cx.lds.update(cx.w, l, at, op.valid[0] >> l & 1 != 0, new) else { return };
+        valid[0] &= !(u64::from(!known) << l);
+        old[l] = before;
     }
     if inst.d.width > 0 {
         give(cx, inst, vec![old], valid, op.mask, Merge::Full);

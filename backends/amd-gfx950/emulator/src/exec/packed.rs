@@ -5,7 +5,7 @@ use super::{
     formats::{f16_to_f32, f32_to_f16},
 };
 use crate::{
-    isa::{Def, File, Inst, L, Sem},
+    isa::{Def, File, Inst, L, Operand, Sem},
     machine::Cx,
 };
 
@@ -31,6 +31,12 @@ fn half64(cx: &mut Cx, inst: &Inst, source: usize, high: bool) -> L {
     out
 }
 
+/// Initialised lanes of what [`half64`] reads: the other register of the pair may hold anything.
+fn half_valid(cx: &Cx, inst: &Inst, source: usize, select: u8) -> u64 {
+    let o = &inst.s[source];
+    cx.valid(&Operand { index: o.index + u16::from(select >> source & 1), width: 1, ..*o })
+}
+
 fn pk_f32(cx: &mut Cx, inst: &Inst, sources: usize, f: fn([f32; 3]) -> f32) {
     let mut results = [[0; 64]; 2];
     for (high, out) in results.iter_mut().enumerate() {
@@ -39,9 +45,28 @@ fn pk_f32(cx: &mut Cx, inst: &Inst, sources: usize, f: fn([f32; 3]) -> f32) {
             out[l] = f([f32::from_bits(s[0][l]), f32::from_bits(s[1][l]), f32::from_bits(s[2][l])]).to_bits();
         }
     }
-    cx.spread_valid(inst);
+    if cx.env.check {
+        // Each half is made of the registers that it selects: the others may hold anything.
+        let valid: [u64; 2] = std::array::from_fn(|high| {
+            (0..sources).fold(u64::MAX, |all, i| all & cx.valid(&chosen64(inst, i, high == 1)))
+        });
+        for (part, valid) in valid.into_iter().enumerate() {
+            let half = Operand { width: 1, index: inst.d.index + part as u16, ..inst.d };
+            cx.set_valid(&half, valid);
+        }
+    }
     for (part, out) in results.iter().enumerate() {
         cx.write(inst.d.at() + part, out);
+    }
+}
+
+/// The register of a 64-bit source that a half of the result is made of.
+fn chosen64(inst: &Inst, source: usize, high: bool) -> Operand {
+    let o = inst.s[source];
+    let select = if high { inst.f.op_sel_hi } else { inst.f.op_sel } >> source & 1;
+    match o.file {
+        File::Vector | File::Scalar => Operand { width: 1, index: o.index + u16::from(select), ..o },
+        _ => o,
     }
 }
 
@@ -92,9 +117,9 @@ fn pk_mov(cx: &mut Cx, inst: &Inst) {
         }
     };
     let (low, high) = (pick(cx, 0, inst.f.op_sel & 1), pick(cx, 1, inst.f.op_sel >> 1 & 1));
-    cx.spread_valid(inst);
-    cx.write(inst.d.at(), &low);
-    cx.write(inst.d.at() + 1, &high);
+    let valid = [half_valid(cx, inst, 0, inst.f.op_sel), half_valid(cx, inst, 1, inst.f.op_sel)];
+    cx.write_half(&inst.d, 0, &low, valid[0]);
+    cx.write_half(&inst.d, 1, &high, valid[1]);
 }
 
 macro_rules! p32 {

@@ -46,6 +46,29 @@ fn out_of_bounds(cx: &mut Cx, what: &str, address: usize, bytes: usize, lane: us
     cx.w.fail(format!("{what} of {bytes} bytes at {address:#x}: out of bounds, {place}"), Some(lane as u32));
 }
 
+/// The first lane that stores another value to an address that a lane before it stores to: which of them stays is not
+/// defined. Lanes whose addresses rise, nearly all of them, are told at a glance.
+fn contradiction(addresses: &Addresses, mask: u64, bytes: usize, words: &[L]) -> Option<usize> {
+    let mut end = 0;
+    let rise = lanes::of(mask).all(|l| {
+        let fine = addresses[l] >= end;
+        end = addresses[l] + bytes as u64;
+        fine
+    });
+    if rise {
+        return None;
+    }
+    let mut order: Vec<usize> = lanes::of(mask).collect();
+    order.sort_by_key(|l| (addresses[*l], *l));
+    // Whole values that lie on each other; partly overlapping ones do not occur in aligned stores.
+    let narrow = if bytes < 4 { (1u32 << (8 * bytes)) - 1 } else { u32::MAX };
+    order.windows(2).find_map(|pair| {
+        let [a, b] = [pair[0], pair[1]];
+        let differ = addresses[a] == addresses[b] && words.iter().any(|w| (w[a] ^ w[b]) & narrow != 0);
+        differ.then_some(b)
+    })
+}
+
 /// Counts lines in lane order: an access of neighbours touches a line once.
 fn count_lines(cx: &mut Cx, addresses: &Addresses, mask: u64) {
     let mut last = u64::MAX;
@@ -94,6 +117,13 @@ pub fn gather(cx: &mut Cx, addresses: &Addresses, mask: u64, bytes: usize) -> Op
 
 /// Writes `bytes` per lane of `mask`. False after a fault.
 pub fn scatter(cx: &mut Cx, addresses: &Addresses, mask: u64, bytes: usize, words: &[L]) -> bool {
+    if cx.env.check
+        && let Some(lane) = contradiction(addresses, mask, bytes, words)
+    {
+        let what = format!("two lanes store different values at one address, {:#x}", addresses[lane]);
+        cx.w.fail(what, Some(lane as u32));
+        return false;
+    }
     let mut finder = Finder { view: cx.env.memory, last: None };
     for l in lanes::of(mask) {
         let address = addresses[l] as usize;

@@ -2,9 +2,9 @@
 
 use super::def;
 use crate::{
-    isa::{Def, Inst, Sem},
+    isa::{Def, Form, Inst, Sem},
     lanes::{self, lane},
-    machine::Cx,
+    machine::{Cx, place, selected},
 };
 
 #[inline(always)]
@@ -51,13 +51,17 @@ macro_rules! v {
 
 /// `v_cndmask`: the second source in lanes whose mask bit is set.
 fn select(cx: &mut Cx, inst: &Inst) {
-    let (a, mut out, b) = (cx.lanes(&inst.s[0]), cx.lanes(&inst.s[0]), cx.lanes(&inst.s[1]));
+    let narrow = matches!(inst.form, Form::Sdwa { .. });
+    let [a, b] = [0, 1].map(|i| if narrow { selected(cx, &inst.s[i], true) } else { cx.lanes(&inst.s[i]) });
     let mask = match inst.s[2].file {
         crate::isa::File::Scalar => cx.w.pair(inst.s[2].at()),
         _ => crate::machine::scalar_source(cx.w, &inst.s[2]),
     };
-    out.copy_from_slice(&a);
+    let mut out = a;
     lanes::merge(&mut out, &b, mask);
+    if let Form::Sdwa { dst_sel, dst_unused } = inst.form {
+        place(dst_sel, dst_unused, &cx.w.v[inst.d.at()], &mut out);
+    }
     if cx.env.check {
         let (va, vb, vm) = (cx.valid(&inst.s[0]), cx.valid(&inst.s[1]), cx.valid_mask(&inst.s[2]));
         cx.set_valid(&inst.d, vm & (va & !mask | vb & mask));

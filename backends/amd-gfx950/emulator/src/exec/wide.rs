@@ -1,7 +1,10 @@
 //! Vector arithmetic with 64-bit operands.
 
 use super::def;
-use crate::isa::{Def, Sem, W};
+use crate::{
+    isa::{Def, File, Inst, Operand, Sem, W},
+    machine::Cx,
+};
 
 const fn f(x: u64) -> f64 {
     f64::from_bits(x)
@@ -28,6 +31,20 @@ macro_rules! w {
     };
 }
 
+/// Copies a pair. Compilers move pairs of which one half means nothing, so each half keeps its own initialised lanes.
+fn mov_b64(cx: &mut Cx, inst: &Inst) {
+    let o = &inst.s[0];
+    let value = cx.wide(o, false);
+    let halves = [0, 32].map(|shift| value.map(|v| (v >> shift) as u32));
+    let valid = [0, 1].map(|part| match o.file {
+        File::Vector | File::Scalar => cx.valid(&Operand { index: o.index + part, width: 1, ..*o }),
+        _ => u64::MAX,
+    });
+    for (part, (half, valid)) in halves.iter().zip(valid).enumerate() {
+        cx.write_half(&inst.d, part, half, valid);
+    }
+}
+
 /// VOP1 with a 64-bit side.
 pub static VOP1: &[Def] = &[
     w!(15 "v_cvt_f32_f64" "D1A2" |a, _b, _c| u64::from((f(a) as f32).to_bits())),
@@ -36,7 +53,7 @@ pub static VOP1: &[Def] = &[
     w!(22 "v_cvt_f64_u32" "D2A1" |a, _b, _c| f64::from(a as u32).to_bits()),
     w!(3 "v_cvt_i32_f64" "D1A2" |a, _b, _c| u64::from(f(a) as i32 as u32)),
     w!(21 "v_cvt_u32_f64" "D1A2" |a, _b, _c| u64::from(f(a) as u32)),
-    w!(56 "v_mov_b64" "D2A2" |a, _b, _c| a),
+    def!(56, "v_mov_b64", "D2A2", Vector, Sem::X(mov_b64)),
 ];
 
 /// VOP2 with 64-bit operands.

@@ -73,8 +73,8 @@ pub(super) fn short(w: Words) -> Result<Inst, DecodeError> {
         _ => implied(&mut inst),
     }
     if special {
-        // Conversions of small floats read their selection themselves.
-        let selects = code == SDWA && def.name.starts_with("v_cvt_");
+        // Conversions of small floats, and the choice by a mask, read their selection themselves.
+        let selects = code == SDWA && (def.name.starts_with("v_cvt_") || def.name == "v_cndmask_b32");
         if matches!(def.sem, Sem::X(_) | Sem::W3(_) | Sem::Cw(_)) && !selects {
             return w.unsupported(format!("{} with sub-dword or cross-lane operands", def.name));
         }
@@ -198,10 +198,11 @@ pub(super) fn vop3(w: Words) -> Result<Inst, DecodeError> {
     Ok(inst)
 }
 
-/// Clamp and output scaling are modelled for plain f32 arithmetic alone.
+/// Clamp and output scaling are modelled for plain f32 arithmetic, and clamp for sums of unsigned integers in the long form.
 fn output_modifiers(w: Words, inst: &Inst) -> Result<(), DecodeError> {
     let plain = matches!(inst.def.sem, Sem::V1(_) | Sem::V2(_) | Sem::V3(_)) && inst.def.name.ends_with("_f32");
-    if (inst.f.clamp || inst.f.omod != 0) && !plain {
+    let saturates = matches!(inst.def.name, "v_add_u32" | "v_sub_u32" | "v_subrev_u32") && inst.form == Form::Plain;
+    if (inst.f.clamp || inst.f.omod != 0) && !plain && !(saturates && inst.f.omod == 0) {
         return w.unsupported(format!("clamp or output scaling of {}", inst.def.name));
     }
     Ok(())

@@ -2,13 +2,18 @@
 
 use super::{
     context::Cx,
-    pending::{Landing, Merge, Pending},
+    pending::{Landing, Merge, Pending, Queues},
 };
 use crate::{
     exec,
-    isa::{File, Inst, L},
+    isa::{Encoding, File, Inst, L},
     lanes,
 };
+
+/// Whether an instruction that writes a register with an outstanding load is a load of the same kind, which lands behind it.
+fn follows(queues: &Queues, inst: &Inst, register: usize) -> bool {
+    matches!(inst.encoding, Encoding::Global | Encoding::Mubuf) && queues.is_loading(register)
+}
 
 impl Cx<'_> {
     /// Writes loaded data into registers.
@@ -33,6 +38,7 @@ impl Cx<'_> {
         }
         if self.env.check {
             self.w.queues.mark(&landing.d, false);
+            self.w.queues.mark_later(&landing.d);
         }
     }
 
@@ -97,7 +103,13 @@ impl Cx<'_> {
         // Reads first: an instruction that also overwrites the register is reported for what it needs.
         for (o, written) in inst.operands().skip(2).chain(inst.operands().take(2)) {
             let conflict = match o.file {
-                File::Vector => self.w.queues.vector_conflict(o).map(|r| format!("v{r}")),
+                File::Vector => match self.w.queues.vector_conflict(o) {
+                    Some(r) if written && follows(&self.w.queues, inst, r) => {
+                        self.w.queues.overlapping = true;
+                        None
+                    }
+                    conflict => conflict.map(|r| format!("v{r}")),
+                },
                 File::Scalar => self.w.queues.scalar_conflict(o).map(|r| format!("s{r}")),
                 _ => None,
             };

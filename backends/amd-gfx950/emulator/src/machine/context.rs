@@ -174,6 +174,14 @@ impl Cx<'_> {
         }
     }
 
+    /// Writes one register of a pair under EXEC, with lanes of its own that are initialised.
+    pub fn write_half(&mut self, d: &Operand, part: usize, value: &L, valid: u64) {
+        self.write(d.at() + part, value);
+        if self.env.check {
+            self.set_valid(&Operand { index: d.index + part as u16, width: 1, ..*d }, valid);
+        }
+    }
+
     /// Lanes in which a source is initialised.
     pub fn valid(&self, o: &Operand) -> u64 {
         let registers = o.at()..o.at() + o.width as usize;

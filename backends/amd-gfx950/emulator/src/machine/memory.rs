@@ -4,18 +4,23 @@
 //! kernel's access costs a bounds check only. Rejected: one arena per device with its own address space; the table of bases
 //! would be consulted on every access, and pointers in structures that host and device share would need rewriting.
 //!
+//! Large allocations are mapped, so that the host gives memory only for what is touched: a cache of 200 GiB costs what its
+//! used pages cost. They read as zeros where nobody wrote; the shadow knows all the same.
+//!
 //! SAFETY: every access goes through [`View::find`], which returns the allocation that holds the whole range; allocations
 //! live as long as the view (`Arc`). Kernels on several threads may race on bytes as they may on a GPU; accesses therefore
 //! go through raw pointers, never through references.
 
 use std::{
-    alloc::{Layout, alloc, alloc_zeroed, dealloc},
+    alloc::{Layout, alloc, dealloc},
     collections::BTreeMap,
     sync::{
         Arc, RwLock,
         atomic::{AtomicU8, Ordering},
     },
 };
+
+use memmap2::MmapMut;
 
 /// Who owns an allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,10 +42,21 @@ pub struct Allocation {
     pub len: usize,
     /// Owner.
     pub owner: Owner,
-    layout: Layout,
+    backing: Backing,
     /// One bit per byte: written. `None` = all bytes count as written.
-    shadow: Option<Box<[AtomicU8]>>,
+    shadow: Option<MmapMut>,
 }
+
+/// Where the bytes come from.
+#[derive(Debug)]
+enum Backing {
+    Heap(Layout),
+    /// Kept for its drop.
+    Map(#[allow(dead_code)] MmapMut),
+}
+
+/// From here on memory is mapped.
+const LARGE: usize = 1 << 20;
 
 /// Byte of memory that nobody wrote; NaN in every float format wider than eight bits.
 const POISON_BYTE: u8 = 0xff;
@@ -49,19 +65,31 @@ const ALIGN: usize = 256;
 
 impl Allocation {
     fn new(len: usize, owner: Owner, checked: bool) -> Option<Self> {
-        let layout = Layout::from_size_align(len.max(1).next_multiple_of(ALIGN), ALIGN).ok()?;
+        let size = len.max(1).checked_next_multiple_of(ALIGN)?;
         let tracked = checked && matches!(owner, Owner::Device(_));
-        // SAFETY: the layout's size is not zero.
-        let pointer = unsafe { if tracked { alloc(layout) } else { alloc_zeroed(layout) } };
-        if pointer.is_null() {
-            return None;
-        }
-        let shadow = tracked.then(|| {
-            // SAFETY: `layout.size()` bytes were just allocated.
-            unsafe { pointer.write_bytes(POISON_BYTE, layout.size()) };
-            (0..layout.size() / 8).map(|_| AtomicU8::new(0)).collect()
-        });
-        Some(Self { base: pointer as usize, len, owner, layout, shadow })
+        let (base, backing) = if size >= LARGE {
+            let map = MmapMut::map_anon(size).ok()?;
+            (map.as_ptr() as usize, Backing::Map(map))
+        } else {
+            let layout = Layout::from_size_align(size, ALIGN).ok()?;
+            // SAFETY: the layout's size is not zero.
+            let pointer = unsafe { alloc(layout) };
+            if pointer.is_null() {
+                return None;
+            }
+            // SAFETY: as many bytes were just allocated.
+            unsafe { pointer.write_bytes(if tracked { POISON_BYTE } else { 0 }, size) };
+            (pointer as usize, Backing::Heap(layout))
+        };
+        let shadow = if tracked { Some(MmapMut::map_anon(size / 8).ok()?) } else { None };
+        Some(Self { base, len, owner, backing, shadow })
+    }
+
+    /// The shadow's cells.
+    fn shadow(&self) -> Option<&[AtomicU8]> {
+        let map = self.shadow.as_ref()?;
+        // SAFETY: the map's bytes, which nobody uses in any other way than through these atomics.
+        Some(unsafe { std::slice::from_raw_parts(map.as_ptr().cast::<AtomicU8>(), map.len()) })
     }
 
     /// Keeps track of written bytes.
@@ -71,7 +99,7 @@ impl Allocation {
 
     /// Marks bytes as written or not.
     pub fn mark(&self, address: usize, len: usize, written: bool) {
-        let Some(shadow) = &self.shadow else { return };
+        let Some(shadow) = self.shadow() else { return };
         let (start, end) = (address - self.base, address - self.base + len);
         let mut at = start;
         while at < end {
@@ -91,7 +119,7 @@ impl Allocation {
 
     /// Whether all bytes were written. `len` at most 4, not crossing an aligned dword.
     pub fn written(&self, address: usize, len: usize) -> bool {
-        let Some(shadow) = &self.shadow else { return true };
+        let Some(shadow) = self.shadow() else { return true };
         let at = address - self.base;
         let bits = (((1u16 << len) - 1) as u8) << (at % 8);
         // A dword that is not aligned may straddle two cells.
@@ -104,8 +132,10 @@ impl Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout in `new`, freed once.
-        unsafe { dealloc(self.base as *mut u8, self.layout) };
+        if let Backing::Heap(layout) = self.backing {
+            // SAFETY: allocated with this layout in `new`, freed once.
+            unsafe { dealloc(self.base as *mut u8, layout) };
+        }
     }
 }
 

@@ -18,4 +18,5 @@ pub use launch::{Dispatch, Mode, launch};
 pub use lds::Lds;
 pub use memory::{Allocation, Memory, Owner, View};
 pub use pending::{Landing, LdsOp, Merge, Pending, Queues, ScalarLoad};
+pub use run::{place, selected};
 pub use wave::{POISON, Signal, Wave};

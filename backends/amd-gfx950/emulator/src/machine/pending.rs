@@ -3,7 +3,7 @@
 //! Adversarial: an operation lands at the last moment that the program allows, which is the wait that demands it. Vector
 //! memory returns in order (vmcnt counts loads, stores and DMA together); LDS in order; scalar loads in any order, so only a
 //! wait that covers everything outstanding is sure of one. A register whose value is outstanding may be neither read nor
-//! written. Rejected: landing at random moments; the last moment finds every missing wait in one run.
+//! written, except by another load of vector memory. Rejected: landing at random moments; the last moment finds every missing wait in one run.
 
 use std::collections::VecDeque;
 
@@ -33,6 +33,12 @@ pub struct Landing {
     pub mask: u64,
     /// How it enters.
     pub merge: Merge,
+}
+
+impl Landing {
+    fn covers(&self, register: usize) -> bool {
+        (self.d.at()..self.d.at() + self.d.width as usize).contains(&register)
+    }
 }
 
 /// A vector memory operation.
@@ -97,6 +103,8 @@ pub struct Queues {
     pub scalar_registers: u128,
     /// Registers outstanding at all.
     pub any: bool,
+    /// Some register has several vector loads outstanding.
+    pub overlapping: bool,
 }
 
 impl Queues {
@@ -108,6 +116,24 @@ impl Queues {
             *cell = if outstanding { *cell | bit } else { *cell & !bit };
         }
         self.update();
+    }
+
+    /// Whether the load of a vector register that is outstanding came by vector memory. Such loads return in order, so that
+    /// another one may follow into the same register: what it loads comes later.
+    pub fn is_loading(&self, register: usize) -> bool {
+        self.vector.iter().any(|p| matches!(p, Pending::Load(l) if l.covers(register)))
+    }
+
+    /// Marks again what later loads will bring to registers that have just landed.
+    pub fn mark_later(&mut self, o: &Operand) {
+        if self.overlapping {
+            let registers = o.at()..o.at() + o.width as usize;
+            let later: Vec<_> = registers.filter(|r| self.is_loading(*r)).collect();
+            for r in later {
+                self.mark(&Operand { index: r as u16, width: 1, ..*o }, true);
+            }
+            self.overlapping = !self.vector.is_empty();
+        }
     }
 
     /// Marks or clears scalar registers.

@@ -159,13 +159,31 @@ fn vector(cx: &mut Cx, inst: &Inst) {
         _ => {}
     }
     if inst.f.omod != 0 || inst.f.clamp {
-        output_modifiers(inst, &mut s.out);
+        if inst.def.name.ends_with("_u32") {
+            saturate(inst, fetch(w, &inst.s[0], &mut s.a), fetch(w, &inst.s[1], &mut s.b), &mut s.out);
+        } else {
+            output_modifiers(inst, &mut s.out);
+        }
     }
     let exec = w.exec();
     lanes::merge(&mut w.v[inst.d.at()], &s.out, exec);
 }
 
-/// Multiplies by 2, 4 or 1/2, then clamps to 0..1; float results only (the decoder's tables hold no clamped integers).
+/// Clamped sums and differences of unsigned integers: the largest number where they would wrap upwards, 0 downwards.
+fn saturate(inst: &Inst, a: &L, b: &L, out: &mut L) {
+    for (lane, x) in out.iter_mut().enumerate() {
+        *x = match inst.def.name {
+            "v_add_u32" => a[lane].saturating_add(b[lane]),
+            "v_sub_u32" => a[lane].saturating_sub(b[lane]),
+            name => {
+                assert_eq!(name, "v_subrev_u32", "the decoder lets no other clamped integer through");
+                b[lane].saturating_sub(a[lane])
+            }
+        };
+    }
+}
+
+/// Multiplies by 2, 4 or 1/2, then clamps to 0..1; float results only.
 fn output_modifiers(inst: &Inst, out: &mut L) {
     let factor = [1.0, 2.0, 4.0, 0.5][inst.f.omod as usize];
     for x in out {
@@ -190,7 +208,7 @@ fn compare(cx: &mut Cx, inst: &Inst, f: fn(&L, &L) -> u64) {
 }
 
 /// A source through its sub-dword selection, then sign extension or float modifiers.
-fn selected(cx: &Cx, o: &Operand, float: bool) -> L {
+pub fn selected(cx: &Cx, o: &Operand, float: bool) -> L {
     let plain = Operand { neg: false, abs: false, ..*o };
     let mut out = cx.lanes(&plain);
     let (shift, bits) = match o.sel {
@@ -270,7 +288,7 @@ fn apply(inst: &Inst, s: &[L; 3], out: &mut L) {
 }
 
 /// Puts a narrow result into its part of the destination.
-fn place(dst_sel: u8, dst_unused: u8, old: &L, out: &mut L) {
+pub fn place(dst_sel: u8, dst_unused: u8, old: &L, out: &mut L) {
     let (shift, bits) = match dst_sel {
         sel @ 0..=3 => (8 * u32::from(sel), 8),
         sel @ 4..=5 => (16 * u32::from(sel - 4), 16),

@@ -33,7 +33,8 @@ pub(super) fn measure(
     let longest = judged.paths.iter().map(|path| path.pages.len() + 1).max().unwrap_or(1);
     // A request and its next page always fit.
     let pages = (pages_needed / 2).max(longest + 1) as u32;
-    let smaller = with_pages(options, pages, engine.page_tokens(), engine.max_tokens());
+    let max_tokens = engine.max_tokens().expect("known in this process");
+    let smaller = with_pages(options, pages, engine.page_tokens(), max_tokens);
     drop(engine);
     let engine = load(&smaller, source)?;
     let pages = engine.counters().map_or(0, |counters| counters.pages) as usize;

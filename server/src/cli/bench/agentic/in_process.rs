@@ -32,11 +32,6 @@ impl InProcess {
     pub fn flush(&self) -> Result<(), String> {
         self.loaded.engine.flush_cache()
     }
-
-    /// Longest prompt and answer together.
-    pub fn max_tokens(&self) -> u32 {
-        self.loaded.engine.limits().max_model_len
-    }
 }
 
 impl Target for InProcess {
@@ -119,6 +114,10 @@ impl Target for InProcess {
 
     fn page_tokens(&self) -> u32 {
         self.loaded.engine.limits().prefix_granularity
+    }
+
+    fn max_tokens(&self) -> Option<u32> {
+        Some(self.loaded.engine.limits().max_model_len)
     }
 
     fn describe(&self) -> String {

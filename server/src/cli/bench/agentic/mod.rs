@@ -260,7 +260,7 @@ fn load(options: &EngineOptions, source: &Source) -> Result<InProcess, CliError>
 }
 
 fn check_room(engine: &InProcess, options: &EngineOptions, source: &Source) -> Result<(), CliError> {
-    let (longest, most) = (source.longest(), engine.max_tokens() as usize);
+    let (longest, most) = (source.longest(), engine.max_tokens().map_or(usize::MAX, |most| most as usize));
     if longest > most {
         let what = format!("the longest session comes to {longest} tokens, the model takes {most}");
         return Err(CliError::usage(

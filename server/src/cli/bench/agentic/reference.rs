@@ -3,14 +3,21 @@
 //!
 //! Both are measured with cold requests alone, in the same run, so a slow path through the cache cannot hide in them:
 //!
-//! * cold requests of as many tokens as the turns' new ones (fewest, median, most), between which times are interpolated;
-//! * cold requests of a quarter, half and all of a typical context. Their times grow as `a + b L + q L²`: every token pays
-//!   `b`, every pair of tokens of which one sees the other pays `2 q`. So `n` new tokens that see `c` cached ones pay
-//!   `2 q n c` on top. The fit weighs errors relative to the time.
+//! * cold requests of as many tokens as the turns' new ones (their quartiles), between which times are interpolated;
+//! * cold requests of a quarter, half and all of a typical context, and of twice that where the target takes it and it is
+//!   quick. Their times grow as `a + b L + q L²`: every token pays `b`, every pair of tokens of which one sees the other
+//!   pays `2 q`. So `n` new tokens that see `c` cached ones pay `2 q n c` on top. The fit weighs errors relative to the
+//!   time. Attention thus costs per pair what it costs in a long prompt, whatever it costs in a short step.
 //!
-//! *New* is counted from the maximum hit, not from what the cache gave: recomputed tokens are not excused. Rejected: the
+//! All lengths are asked for in turn, round by round, so that a machine that slows down slows all of them.
+//!
+//! *New* is counted from the maximum hit, not from what the cache gave: recomputed tokens are not excused. Rejected: short
+//! requests in the fit. A weight that is unpacked for 60 tokens costs each of them more than one unpacked for 600, and a fit
+//! takes this for negative curvature: it found a third of what the attention kernels alone take. Rejected: the
 //! difference of two long cold requests, which is smaller than its noise; and the growth of decode time, which is bound by
 //! memory where prefill is not.
+
+use std::time::{Duration, Instant};
 
 use super::{
     figures::{Spread, ttft_ms},
@@ -22,9 +29,11 @@ use super::{
 };
 
 /// Cold requests per length; the time is the median.
-const REPEATS: usize = 5;
-/// The same for long ones.
-const REPEATS_LONG: usize = 3;
+const ROUNDS: usize = 7;
+/// The same where a round takes long.
+const ROUNDS_LONG: usize = 3;
+/// That long.
+const LONG: Duration = Duration::from_secs(10);
 
 /// What later turns were measured against. Times in milliseconds.
 #[derive(Clone, Debug, PartialEq)]
@@ -109,39 +118,61 @@ pub fn compare(target: &dyn Target, pass: &Pass, judged: &Judged, salt: &str) ->
 fn measure(target: &dyn Target, turns: &[(usize, f64, f64, f64)], salt: &str) -> Result<Reference, String> {
     let mut new: Vec<f64> = turns.iter().map(|turn| turn.1).collect();
     new.sort_by(f64::total_cmp);
+    let mut short: Vec<f64> = (0..=4).map(|quarter| new[(new.len() - 1) * quarter / 4]).collect();
+    short.dedup();
     let context = Spread::of(turns.iter().map(|turn| turn.2)).map_or(0.0, |spread| spread.p50);
-    let mut lengths = vec![new[0], new[new.len() / 2], new[new.len() - 1]];
-    lengths.dedup();
+    let longest = new[new.len() - 1];
+    let mut long = vec![context / 4.0, context / 2.0, context];
+    long.retain(|&length| length > longest);
     let mut stream = 0;
-    let mut cold = |length: f64, repeats: usize| -> Result<(f64, f64), String> {
-        let mut times = Vec::new();
-        let mut tokens = length;
-        for _ in 0..repeats {
-            stream += 1;
-            let mut random = Random::new(0x636F_6C64, stream);
-            let numbers: Vec<u32> = (0..length as usize).map(|_| random.bits() as u32).collect();
-            let prompt = match target.pool() {
-                Some(pool) => Prompt::Ids(numbers.iter().map(|&n| pool[n as usize % pool.len()]).collect()),
-                None => {
-                    let message = serde_json::json!({"role": "user", "content": words(&numbers)});
-                    Prompt::Chat { messages: vec![message], tools: Vec::new() }
-                }
-            };
-            let answer =
-                target.ask(Ask { prompt, max_tokens: 1, seed: None, salt: format!("{salt}-cold-{stream}") })?;
-            // A chat's template and words make it another length than was asked for.
-            tokens = answer.prompt_tokens as f64;
-            times.push(answer.first.as_secs_f64() * 1e3);
-        }
-        Ok((tokens, Spread::of(times.into_iter()).map_or(f64::NAN, |spread| spread.p50)))
+    let mut times: Vec<Vec<(f64, f64)>> = vec![Vec::new(); short.len() + long.len() + 1];
+    let mut ask = |times: &mut Vec<(f64, f64)>, length: f64| {
+        stream += 1;
+        cold(target, length, stream, salt).map(|one| times.push(one))
     };
-    let long = [context / 4.0, context / 2.0, context];
-    let long = long.into_iter().filter(|&length| length > new[new.len() - 1]);
-    let long = long.map(|length| cold(length, REPEATS_LONG)).collect::<Result<Vec<_>, _>>()?;
-    let cold = lengths.into_iter().map(|length| cold(length, REPEATS)).collect::<Result<Vec<_>, _>>()?;
-    let all = [&cold[..], &long].concat();
-    let attention = if long.len() >= 2 { 2.0 * quadratic(&all).max(0.0) } else { 0.0 };
+    let mut rounds = ROUNDS;
+    let mut round = 0;
+    while round < rounds {
+        let began = Instant::now();
+        for (at, &length) in short.iter().chain(&long).enumerate() {
+            ask(&mut times[at], length)?;
+        }
+        if round == 0 {
+            // One answer, which the answered prompt leaves room for.
+            let most = target.max_tokens().map_or(0.0, |most| f64::from(most) - 1.0).min(2.0 * context);
+            if began.elapsed() > LONG {
+                rounds = ROUNDS_LONG;
+            } else if most > 1.25 * context && long.len() == 3 {
+                long.push(most);
+                ask(&mut times[short.len() + 3], most)?;
+            }
+        }
+        round += 1;
+    }
+    // A chat's template and words make it another length than was asked for.
+    let median = |of: &Vec<(f64, f64)>| {
+        let spread = |values: &mut dyn Iterator<Item = f64>| Spread::of(values).map_or(f64::NAN, |spread| spread.p50);
+        (spread(&mut of.iter().map(|one| one.0)), spread(&mut of.iter().map(|one| one.1)))
+    };
+    let mut cold: Vec<(f64, f64)> = times[..short.len() + long.len()].iter().map(median).collect();
+    let long = cold.split_off(short.len());
+    let attention = if long.len() >= 3 { 2.0 * quadratic(&long).max(0.0) } else { 0.0 };
     Ok(Reference { cold, long, attention })
+}
+
+/// Tokens and milliseconds to the first token of a request that shares nothing with any other.
+fn cold(target: &dyn Target, length: f64, stream: u64, salt: &str) -> Result<(f64, f64), String> {
+    let mut random = Random::new(0x636F_6C64, stream);
+    let numbers: Vec<u32> = (0..length as usize).map(|_| random.bits() as u32).collect();
+    let prompt = match target.pool() {
+        Some(pool) => Prompt::Ids(numbers.iter().map(|&n| pool[n as usize % pool.len()]).collect()),
+        None => {
+            let message = serde_json::json!({"role": "user", "content": words(&numbers)});
+            Prompt::Chat { messages: vec![message], tools: Vec::new() }
+        }
+    };
+    let answer = target.ask(Ask { prompt, max_tokens: 1, seed: None, salt: format!("{salt}-cold-{stream}") })?;
+    Ok((answer.prompt_tokens as f64, answer.first.as_secs_f64() * 1e3))
 }
 
 /// Between the neighbours of `x`; before the first and after the last their values, in proportion beyond the last.
@@ -199,7 +230,9 @@ mod tests {
     fn the_quadratic_part_is_found() {
         let time = |x: f64| 3.0 + 0.2 * x + 4e-5 * x * x;
         let points: Vec<(f64, f64)> = [20.0, 60.0, 90.0, 600.0, 1200.0, 2400.0].map(|x| (x, time(x))).into();
-        assert!((quadratic(&points) - 4e-5).abs() < 1e-9, "{}", quadratic(&points));
+        for points in [&points[..], &points[3..]] {
+            assert!((quadratic(points) - 4e-5).abs() < 1e-9, "{}", quadratic(points));
+        }
         assert_eq!(quadratic(&points[..1]), 0.0);
         let reference = Reference { cold: points[..3].to_vec(), long: points[3..].to_vec(), attention: 8e-5 };
         // 60 tokens at the end of 2,400 + 60: the difference of the two prefills, less the fixed part.

@@ -77,6 +77,10 @@ pub trait Target: Sync {
     fn counters(&self) -> Option<EngineCounters>;
     /// Tokens of a reusable unit.
     fn page_tokens(&self) -> u32;
+    /// Longest prompt and answer together; `None` if it does not say.
+    fn max_tokens(&self) -> Option<u32> {
+        None
+    }
     /// Whom, and how ids are known: a line for the report.
     fn describe(&self) -> String;
 }

@@ -1,4 +1,4 @@
-//! Temperature, top-k, top-p, min-p and the draw: steps 6 to 10.
+//! Temperature, top-k, top-p, min-p and the draw.
 //!
 //! All three filters keep a head of the order of falling probability, so the work is a walk down that order, which
 //! stops where the draw or the filters stop. Without `top_k` the order is made lazily: the best 128, then more.
@@ -7,20 +7,36 @@ use super::{
     exp::{exp_nonpositive, sum_of_weights},
     select,
 };
-use crate::request::SamplingParams;
-
 /// Growth of the ordered head while a walk has not ended.
 const FIRST_HEAD: usize = 128;
 const HEAD_GROWTH: usize = 8;
 
+/// What is kept of the candidates.
+#[derive(Clone, Copy, Debug)]
+pub struct Filters {
+    /// So many; 0 = all.
+    pub top_k: u32,
+    /// Of their probability, this much; 1 or more = all.
+    pub top_p: f32,
+    /// Those at least this likely, as a fraction of the most likely one; 0 = all.
+    pub min_p: f32,
+}
+
 /// Draw an id. `max` is the largest of `logits` and finite; `uniform` is in [0, 1).
-pub fn draw(logits: &[f32], max: f32, params: &SamplingParams, uniform: f64, keys: &mut Vec<u64>) -> u32 {
-    let temperature = f64::from(params.temperature);
+pub(super) fn draw(
+    logits: &[f32],
+    max: f32,
+    temperature: f32,
+    filters: &Filters,
+    uniform: f64,
+    keys: &mut Vec<u64>,
+) -> u32 {
+    let temperature = f64::from(temperature);
     let weight = |logit: f32| exp_nonpositive((f64::from(logit) - f64::from(max)) / temperature);
-    let filters =
-        Filters { top_p: (params.top_p < 1.0).then_some(f64::from(params.top_p)), min_p: f64::from(params.min_p) };
-    if params.top_k > 0 && (params.top_k as usize) < logits.len() {
-        select::best_of(logits, params.top_k as usize, keys);
+    let &Filters { top_k, top_p, min_p } = filters;
+    let filters = Bars { top_p: (top_p < 1.0).then_some(f64::from(top_p)), min_p: f64::from(min_p) };
+    if top_k > 0 && (top_k as usize) < logits.len() {
+        select::best_of(logits, top_k as usize, keys);
         let total = keys.iter().map(|&key| weight(select::logit_of(key))).sum();
         return walk(keys, true, total, weight, &filters, uniform).expect("the head is all there is");
     }
@@ -36,7 +52,7 @@ pub fn draw(logits: &[f32], max: f32, params: &SamplingParams, uniform: f64, key
     }
 }
 
-struct Filters {
+struct Bars {
     /// `None` if off.
     top_p: Option<f64>,
     min_p: f64,
@@ -48,7 +64,7 @@ fn walk(
     is_complete: bool,
     total: f64,
     weight: impl Fn(f32) -> f64,
-    filters: &Filters,
+    filters: &Bars,
     uniform: f64,
 ) -> Option<u32> {
     let weight_of = |key: u64| weight(select::logit_of(key));

@@ -51,7 +51,7 @@ fn exp_lanes<const N: usize>(x: [f64; N]) -> [f64; N] {
 }
 
 /// e^x for x <= 0.
-pub fn exp_nonpositive(x: f64) -> f64 {
+pub(super) fn exp_nonpositive(x: f64) -> f64 {
     exp_lanes([x])[0]
 }
 
@@ -59,7 +59,7 @@ pub fn exp_nonpositive(x: f64) -> f64 {
 ///
 /// Eight running sums, added in order at the end: a fixed order, so the same row gives the same bits everywhere, without
 /// the chain of dependent additions that would keep it from being vectorised.
-pub fn sum_of_weights(row: &[f32], max: f32, temperature: f64) -> f64 {
+pub(super) fn sum_of_weights(row: &[f32], max: f32, temperature: f64) -> f64 {
     const LANES: usize = 8;
     let scaled = |logit: f32| (f64::from(logit) - f64::from(max)) / temperature;
     let mut sums = [0.0; LANES];

@@ -27,7 +27,7 @@ pub fn logit_of(key: u64) -> f32 {
 ///
 /// Candidates are collected until twice k are there, then the worse half is dropped and its best logit becomes the bar
 /// for later ones: O(row) whatever k is, and most of a row is skipped with one vector comparison.
-pub fn best_of(row: &[f32], k: usize, best: &mut Vec<u64>) {
+pub(super) fn best_of(row: &[f32], k: usize, best: &mut Vec<u64>) {
     const STRIDE: usize = 32;
     best.clear();
     if k == 0 {

@@ -1,11 +1,16 @@
 //! One pass over a row: its maximum, and whether every logit is a number. Written in lanes so that it vectorises.
 
-use super::SampleError;
+/// A logit that is no number to sample from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NotFinite {
+    /// The first such id.
+    pub id: u32,
+}
 
 const LANES: usize = 16;
 
 /// The largest logit; -infinity (a masked id) is allowed, NaN and +infinity are errors.
-pub fn finite_max(row: &[f32]) -> Result<f32, SampleError> {
+pub fn finite_max(row: &[f32]) -> Result<f32, NotFinite> {
     let mut max = [f32::NEG_INFINITY; LANES];
     let mut bad = [false; LANES];
     let (chunks, rest) = row.as_chunks::<LANES>();
@@ -24,7 +29,7 @@ pub fn finite_max(row: &[f32]) -> Result<f32, SampleError> {
     }
     if any_bad {
         let id = row.iter().position(|&x| !is_usable(x)).expect("seen above");
-        return Err(SampleError::NotFinite { id: u32::try_from(id).expect("a vocabulary fits u32") });
+        return Err(NotFinite { id: u32::try_from(id).expect("a vocabulary fits u32") });
     }
     Ok(best)
 }
@@ -35,7 +40,7 @@ fn is_usable(x: f32) -> bool {
 }
 
 /// The lowest id whose logit equals `wanted`, which is in the row.
-pub fn first_index_of(row: &[f32], wanted: f32) -> u32 {
+pub(super) fn first_index_of(row: &[f32], wanted: f32) -> u32 {
     const STRIDE: usize = 64;
     let chunk = row
         .chunks(STRIDE)

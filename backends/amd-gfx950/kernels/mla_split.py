@@ -1,0 +1,88 @@
+"""Splits of latent attention: which work there is, and putting the parts together.
+
+A token's keys are cut into splits of 2^split_bits positions, whatever the batch. `deal` lists the (tile of tokens, split) pairs
+of a step for `mla_decode`, whose work-groups take them in turn; `merge` adds a token's parts up, split after split.
+"""
+
+import triton
+import triton.language as tl
+
+import step as st
+
+# Words of a list: the count, then from HEAD on items of WORDS.
+HEAD = tl.constexpr(16)
+WORDS = tl.constexpr(8)
+
+
+@triton.jit
+def deal(step, plan, TQ, split_bits, B: tl.constexpr):
+    """Writes the list; grid (rows). An item: table row, tokens computed, branch offset, first token, tokens, keys that the last
+    of them sees, split, 0. A tile has at most TQ tokens. Tokens 0: the tile sees nothing of the split."""
+    r = tl.program_id(0)
+    n_rows = tl.load(step + st.N_ROWS)
+    if (r == 0) & (n_rows == 0):
+        tl.store(plan, 0)
+    if r < n_rows:
+        rows = st.requests_at(step)
+        before = 0
+        for at in range(0, r + 1, B):
+            i = at + tl.arange(0, B)
+            length = tl.load(rows + i * st.ROW_WORDS + 3, mask=i <= r, other=0)
+            keys = tl.load(rows + i * st.ROW_WORDS + 1, mask=i <= r, other=0) + length
+            count = (length + TQ - 1) // TQ * ((keys + (1 << split_bits) - 1) >> split_bits)
+            before += tl.sum(tl.where(i < r, count, 0))
+        request = rows + r * st.ROW_WORDS
+        table_row, computed, branch = tl.load(request), tl.load(request + 1), tl.load(request + 7)
+        first, length = tl.load(request + 2), tl.load(request + 3)
+        splits = (computed + length + (1 << split_bits) - 1) >> split_bits
+        count = (length + TQ - 1) // TQ * splits
+        for at in range(0, count, B):
+            i = at + tl.arange(0, B)
+            inside = i < count
+            start = i // splits * TQ
+            split = i % splits
+            n = tl.minimum(length - start, TQ)
+            limit = computed + start + n
+            n = tl.where(split << split_bits < limit, n, 0)
+            item = plan + HEAD + (before + i) * WORDS
+            tl.store(item, table_row, mask=inside)
+            tl.store(item + 1, computed, mask=inside)
+            tl.store(item + 2, branch, mask=inside)
+            tl.store(item + 3, first + start, mask=inside)
+            tl.store(item + 4, n, mask=inside)
+            tl.store(item + 5, limit, mask=inside)
+            tl.store(item + 6, split, mask=inside)
+        if r == n_rows - 1:
+            tl.store(plan, before + count)
+
+
+@triton.jit
+def merge(step, partial, sums, y, H, NS, split_bits, ldy, R: tl.constexpr, AHEAD: tl.constexpr):
+    """y[t, h] of the tokens that see several splits, from their parts (`mla_decode.decode`); grid (tokens, H).
+
+    Parts are added in order, AHEAD of them loaded at a time. Each is a mean of its rows in bf16 with the greatest score and the
+    weights' sum in f32.
+    """
+    t = tl.program_id(0)
+    if t < tl.load(step + st.N_TOKENS):
+        n = (tl.load(st.tokens_at(step) + t * st.TOKEN_WORDS + 1) >> split_bits) + 1
+        if n > 1:
+            h = tl.program_id(1)
+            c = tl.arange(0, R)
+            place = (t.to(tl.int64) * H + h) * NS
+            top, total = float("-inf"), 0.0
+            acc = tl.zeros((R,), tl.float32)
+            for at in range(0, n, AHEAD):
+                for i in tl.static_range(AHEAD):
+                    # Parts behind the last one repeat it with no weight.
+                    part = place + tl.minimum(at + i, n - 1)
+                    mean = tl.load(partial + part * R + c).to(tl.float32)
+                    score = tl.load(sums + part * 2)
+                    weight = tl.where(at + i < n, tl.load(sums + part * 2 + 1), 0.0)
+                    peak = tl.maximum(top, score)
+                    keep = tl.exp2(top - peak)
+                    weight = tl.exp2(score - peak) * weight
+                    total = tl.fma(total, keep, weight)
+                    acc = tl.fma(mean, weight, acc * keep)
+                    top = peak
+            tl.store(y + t.to(tl.int64) * ldy + h * R + c, acc / total)

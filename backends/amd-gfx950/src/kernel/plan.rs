@@ -1,0 +1,158 @@
+//! A program's launches, decided once: kernel, arguments, and a grid that depends on the step's counts alone.
+//!
+//! Arguments never change from step to step. What does change (counts, tokens, tables) is read by the kernels from the
+//! parameter block in device memory, so a captured graph is replayed without touching its nodes.
+
+use std::{ffi::c_void, sync::Arc};
+
+use tokenspeed_backend_api::{graph::Vary, sdk::Bucket};
+
+use super::{
+    launch::{Argument, Kernel, LaunchError},
+    library::Library,
+};
+use crate::hip::{HipError, Queue};
+
+/// More arguments than any kernel has.
+const ARGUMENTS_MAX: usize = 48;
+
+/// Work-groups along one axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// Always as many.
+    Fixed(u32),
+    /// One for every `each` entries of what `count` counts, times `times`.
+    Per {
+        /// What is counted; not [`Vary::Fixed`].
+        count: Vary,
+        /// Entries per work-group.
+        each: u32,
+        /// Work-groups per such share.
+        times: u32,
+    },
+    /// Enough for groups of at most `each` things of one kind, where every entry of what `count` counts brings `times` things
+    /// and there are `plus` kinds: each kind leaves at most one group unfilled.
+    Share {
+        /// What is counted; not [`Vary::Fixed`].
+        count: Vary,
+        /// Things per entry.
+        times: u32,
+        /// Things per work-group.
+        each: u32,
+        /// Kinds.
+        plus: u32,
+    },
+    /// Enough for groups of at most `each` tokens of one request; see `query_tile` in `kernels/step.py`.
+    QueryTiles {
+        /// Tokens per work-group.
+        each: u32,
+    },
+}
+
+impl Extent {
+    /// One.
+    pub const ONE: Extent = Extent::Fixed(1);
+
+    /// Enough work-groups for `dims0` entries at `each` per group: of the step's count if the dimension varies.
+    pub fn rows(count: Vary, dims0: usize, each: u32) -> Self {
+        match count {
+            Vary::Fixed => Extent::Fixed((dims0 as u32).div_ceil(each)),
+            count => Extent::Per { count, each, times: 1 },
+        }
+    }
+
+    /// Work-groups for so many entries: of a step, or of a whole bucket.
+    fn groups(self, counts: &Bucket) -> u32 {
+        let of = |count| counts.most(count).expect("an extent of a fixed size is Extent::Fixed");
+        match self {
+            Extent::Fixed(n) => n,
+            Extent::Per { count, each, times } => of(count).div_ceil(each) * times,
+            Extent::Share { count, times, each, plus } => {
+                let things = of(count) * times;
+                things.min(things / each + plus)
+            }
+            // Each request leaves at most one group unfilled.
+            Extent::QueryTiles { each } => (counts.max_tokens / each + counts.max_rows).min(counts.max_tokens),
+        }
+    }
+}
+
+/// A launch whose arguments are decided.
+#[derive(Debug)]
+pub struct Prepared {
+    kernel: Arc<Kernel>,
+    values: Vec<u64>,
+    grid: [Extent; 3],
+    /// Index of the op it belongs to.
+    pub op: usize,
+}
+
+impl Prepared {
+    /// Queues it; a grid without work-groups is skipped. Allocates nothing.
+    ///
+    /// # Safety
+    /// The addresses among the arguments are live device memory of the right extent for these counts.
+    ///
+    /// # Errors
+    /// HIP's.
+    pub unsafe fn launch(&self, queue: &Queue, counts: &Bucket) -> Result<(), HipError> {
+        let grid = self.grid.map(|e| e.groups(counts));
+        if grid.contains(&0) {
+            return Ok(());
+        }
+        let mut pointers = [std::ptr::null_mut::<c_void>(); ARGUMENTS_MAX];
+        for (pointer, value) in pointers.iter_mut().zip(&self.values) {
+            *pointer = std::ptr::from_ref(value).cast_mut().cast();
+        }
+        // SAFETY: one value of eight bytes per argument of the kernel; HIP reads them during the call and writes none.
+        unsafe { self.kernel.launch_values(queue, grid, &mut pointers[..self.values.len()]) }
+    }
+}
+
+/// Launches being collected.
+#[derive(Debug)]
+pub struct Plan<'a> {
+    library: &'a Library,
+    /// In order.
+    pub launches: Vec<Prepared>,
+    /// Index of the op whose launches are being added.
+    pub op: usize,
+}
+
+impl<'a> Plan<'a> {
+    /// Empty.
+    pub fn new(library: &'a Library) -> Self {
+        Self { library, launches: Vec::new(), op: 0 }
+    }
+
+    /// The kernels, for asking about constants.
+    pub fn library(&self) -> &'a Library {
+        self.library
+    }
+
+    /// The kernel that a launch takes. Where the arguments do not keep the promises that it was compiled with (multiples of
+    /// 16), that is its sibling `<name>_ragged`, if it has one.
+    ///
+    /// # Errors
+    /// The kernel is missing.
+    pub fn pick(&self, name: &str, arguments: &[(&str, Argument)]) -> Result<Arc<Kernel>, LaunchError> {
+        let kernel = self.library.get(name)?;
+        let sibling = format!("{name}_ragged");
+        if !kernel.keeps_promises(arguments) && self.library.entry(&sibling).is_ok() {
+            return self.library.get(&sibling);
+        }
+        Ok(kernel)
+    }
+
+    /// Adds a launch of what [`Self::pick`] finds.
+    ///
+    /// # Errors
+    /// The kernel is missing, or the arguments do not fit it.
+    pub fn launch(&mut self, name: &str, grid: [Extent; 3], arguments: &[(&str, Argument)]) -> Result<(), LaunchError> {
+        let kernel = self.pick(name, arguments)?;
+        let values = kernel.values(arguments)?;
+        assert!(values.len() <= ARGUMENTS_MAX, "{name} has {} arguments", values.len());
+        self.launches.push(Prepared { kernel, values, grid, op: self.op });
+        Ok(())
+    }
+}

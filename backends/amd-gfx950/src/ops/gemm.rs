@@ -1,0 +1,102 @@
+//! `gemm`: dense products. Weights are bf16 as they are, or expanded at load: to bf16, or to f32 with `precision=f32`.
+//!
+//! The tile follows the program's capacity; every tile walks K alike, so the choice changes no bit.
+
+use tokenspeed_backend_api::{
+    catalogue::OpDesc,
+    dtype::DType,
+    op::OpKind,
+    quant,
+    sdk::{Fault, OpView, Pack, Support, Tensor},
+};
+
+use super::{BoundOp, OpEntry, int};
+use crate::{
+    kernel::{Extent, Plan},
+    settings::{Precision, Settings},
+};
+
+/// Layout of a weight expanded to bf16.
+const AS_BF16: u32 = 1;
+/// Layout of a weight expanded to f32.
+const AS_F32: u32 = 2;
+
+inventory::submit! { OpEntry { kind: OpKind::Gemm, support, plan, pack: Some(expand) } }
+
+fn support(op: &OpDesc, settings: &Settings) -> Support {
+    let mut support = settings.rounded(Support::yes(format!("linear, {} factors", settings.factors())));
+    support.pack = packing(op, 1, settings);
+    support
+}
+
+/// What a weight whose values are factors of products is packed to at load; `None` if it is used as it is.
+pub(super) fn packing(op: &OpDesc, operand: usize, settings: &Settings) -> Option<Pack> {
+    let w = &op.operands[operand];
+    let bytes = w.dims[0] * w.row_len() as u64 * settings.factor_bytes() as u64;
+    expanded(w.dtype, settings).map(|layout| Pack { operand: operand as u32, layout, bytes })
+}
+
+/// The layout that a weight of this format is expanded to, `None` if it is used as it is.
+fn expanded(dtype: DType, settings: &Settings) -> Option<u32> {
+    match (dtype, settings.precision) {
+        (DType::BF16, _) | (DType::F32, Precision::F32) => None,
+        (_, Precision::Bf16) => Some(AS_BF16),
+        (_, Precision::F32) => Some(AS_F32),
+    }
+}
+
+/// A weight in the layout that `support` asked for.
+pub(super) fn expand(op: &OpView<'_>, operand: usize, source: &[u8], settings: &Settings) -> Result<Vec<u8>, Fault> {
+    let t = op.operand(operand)?;
+    let mut values = vec![0f32; t.dims[0] * t.row_len()];
+    quant::dequantize_row(t.dtype, source, &mut values);
+    Ok(match expanded(t.dtype, settings) {
+        Some(AS_BF16) => values.iter().flat_map(|v| half::bf16::from_f32(*v).to_le_bytes()).collect(),
+        Some(_) => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        None => return Err(Fault::internal(format!("{} weights are used as they are", t.dtype))),
+    })
+}
+
+/// Format of a weight in memory, and elements between its rows.
+pub(super) fn stored(t: &Tensor) -> (&'static str, usize) {
+    match t.layout {
+        AS_BF16 => ("bf16", t.row_len()),
+        AS_F32 => ("f32", t.row_len()),
+        _ if t.dtype == DType::BF16 => ("bf16", t.row_bytes / 2),
+        _ => ("f32", t.row_bytes / 4),
+    }
+}
+
+fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
+    let (x, w, y) = (&op.operands[0], &op.operands[1], op.operands.last().expect("checked"));
+    let bias = (op.op.attrs().i[0] == 1).then(|| op.operands[2]);
+    let [word, fixed] = x.count();
+    let (n, k) = (w.tensor.dims[0], w.tensor.row_len());
+    let (format, ldw) = stored(&w.tensor);
+    let factors = op.settings.factors();
+    let largest = match op.settings.precision {
+        Precision::Bf16 => (128, 128),
+        Precision::F32 => (64, 64),
+    };
+    let (bm, bn) = match op.capacity(x) {
+        0..=16 => (16, 64),
+        17..=256 => (64, 64),
+        _ => largest,
+    };
+    let kernel = format!("linear_{format}_{factors}_{bm}x{bn}{}", if bias.is_some() { "_bias" } else { "" });
+    let arguments = [
+        op.step(),
+        word,
+        fixed,
+        ("x", x.pointer()),
+        ("w", w.pointer()),
+        ("bias", bias.unwrap_or(*x).pointer()),
+        ("y", y.pointer()),
+        ("N", int(n)),
+        ("K", int(k)),
+        ("ldx", x.stride()),
+        ("ldw", int(ldw)),
+        ("ldy", y.stride()),
+    ];
+    Ok(plan.launch(&kernel, [x.rows(bm), Extent::Fixed(n.div_ceil(bn as usize) as u32), Extent::ONE], &arguments)?)
+}

@@ -1,0 +1,191 @@
+//! Latent attention: `mla_write`, `mla_absorb`, `mla_attention`, `mla_value`.
+//!
+//! Attention goes to `mla_split` where the shape is that of its kernels, else to a portable kernel for all widths and formats.
+//! Projections take weights as `gemm` does: bf16 as they are, everything else expanded at load.
+
+use tokenspeed_backend_api::{
+    catalogue::OpDesc,
+    graph::Vary,
+    op::OpKind,
+    sdk::{Fault, Support},
+};
+
+use super::{
+    BoundOp, OpEntry,
+    cache::pages,
+    convert::format_name,
+    float, gemm, int,
+    mla_split::{self, Shape, Split},
+};
+use crate::{
+    kernel::{Extent, Plan},
+    settings::{Precision, Settings},
+};
+
+/// (Token, head) pairs per work-group of `mla_attention`.
+const PAIRS: usize = 16;
+/// Widest latent row.
+const LATENT_MAX: usize = 512;
+/// Columns per work-group of a projection, and what FULL variants want the inner length to be a multiple of.
+const PANEL: usize = 64;
+
+inventory::submit! {
+    OpEntry { kind: OpKind::MlaWrite, support: |_, _| Support::yes("mla_write"), plan: plan_write, pack: None }
+}
+inventory::submit! {
+    OpEntry { kind: OpKind::MlaAbsorb, support: project, plan: plan_absorb, pack: Some(gemm::expand) }
+}
+inventory::submit! { OpEntry { kind: OpKind::MlaAttention, support: attention, plan: plan_attention, pack: None } }
+inventory::submit! { OpEntry { kind: OpKind::MlaValue, support: project, plan: plan_value, pack: Some(gemm::expand) } }
+
+fn project(op: &OpDesc, settings: &Settings) -> Support {
+    let mut support = settings.rounded(Support::yes(format!("mla_project, {} factors", settings.factors())));
+    support.pack = gemm::packing(op, 1, settings);
+    support
+}
+
+fn attention(op: &OpDesc, settings: &Settings) -> Support {
+    let (width, rank) = (op.operands[0].dims[2] as usize, op.operands[3].dims[2] as usize);
+    let size = size(width, rank);
+    if rank > LATENT_MAX || (size == "512_ragged" && settings.precision == Precision::F32) {
+        return Support::no(format!(
+            "a latent row of {width} values, {rank} of them latent: at most 64 are, or 512, or with bf16 factors fewer"
+        ));
+    }
+    let cache = &op.operands[1];
+    let shape = Shape {
+        tokens: op.operands[0].dims[0] as usize,
+        heads: op.operands[0].dims[1] as usize,
+        widths: (width, rank),
+        cache: cache.dtype,
+        pages: (cache.dims[1] as usize, op.operands[2].dims[1] as usize),
+    };
+    match Split::new(&shape, settings) {
+        Some(split) => {
+            let mut support = settings.rounded(Support::yes("mla_decode, bf16 factors"));
+            support.workspace_bytes = split.workspace_bytes();
+            support
+        }
+        None => settings.rounded(Support::yes(format!("mla_attention, {} factors", settings.factors()))),
+    }
+}
+
+/// The kernel's tile of latent columns; the one that is not ragged is for whole panels alone.
+fn size(width: usize, rank: usize) -> &'static str {
+    match rank {
+        0..=64 => "64_ragged",
+        LATENT_MAX if width.is_multiple_of(PANEL) => "512",
+        _ => "512_ragged",
+    }
+}
+
+fn plan_write(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
+    let [x, w, cache, table] = op.operands else { unreachable!("checked") };
+    let [a, b, c, d, e] = pages(cache, table);
+    let arguments = [
+        op.step(),
+        ("x", x.pointer()),
+        ("w", w.pointer()),
+        a,
+        b,
+        c,
+        d,
+        e,
+        ("R", int(w.tensor.dims[0])),
+        ("W", x.row_len()),
+        ("ldx", x.stride()),
+        ("eps", float(op.op.attrs().f[0])),
+    ];
+    let kernel = format!("mla_write_{}", format_name(cache.tensor.dtype).expect("a cache format"));
+    Ok(plan.launch(&kernel, [x.rows(1), Extent::ONE, Extent::ONE], &arguments)?)
+}
+
+/// What tells the two projections apart.
+struct Projection {
+    name: &'static str,
+    /// Output columns and inner length per head.
+    n: usize,
+    k: usize,
+    /// Values behind the inner ones that are copied.
+    rope: usize,
+    /// Row of a head's part of w where its matrix begins.
+    first: usize,
+    /// Panels that copy.
+    extra: usize,
+}
+
+fn plan_absorb(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
+    let rope = op.op.attrs().i[0] as usize;
+    let (k, n) = (op.operands[0].tensor.dims[2] - rope, op.operands[1].tensor.row_len());
+    plan_project(op, plan, &Projection { name: "absorb", n, k, rope, first: 0, extra: 1 })
+}
+
+fn plan_value(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
+    let [x, w, y] = op.operands else { unreachable!("checked") };
+    let (n, k) = (y.tensor.dims[2], x.tensor.dims[2]);
+    let first = w.tensor.dims[0] / x.tensor.dims[1] - n;
+    plan_project(op, plan, &Projection { name: "value", n, k, rope: 0, first, extra: 0 })
+}
+
+fn plan_project(op: &BoundOp<'_>, plan: &mut Plan<'_>, p: &Projection) -> Result<(), Fault> {
+    let [x, w, y] = op.operands else { unreachable!("checked") };
+    let [word, fixed] = x.count();
+    let heads = x.tensor.dims[1];
+    let (format, ldw) = gemm::stored(&w.tensor);
+    let bm = if op.capacity(x) <= 16 { 16 } else { 64 };
+    let ragged = if p.n.is_multiple_of(PANEL) && p.k.is_multiple_of(PANEL) { "" } else { "_ragged" };
+    let kernel = format!("mla_{}_{format}_{}_{bm}{ragged}", p.name, op.settings.factors());
+    let arguments = [
+        op.step(),
+        word,
+        fixed,
+        ("x", x.pointer()),
+        ("w", w.pointer()),
+        ("y", y.pointer()),
+        ("N", int(p.n)),
+        ("K", int(p.k)),
+        ("rope", int(p.rope)),
+        ("first", int(p.first)),
+        ("per_head", int(w.tensor.dims[0] / heads)),
+        ("ldw", int(ldw)),
+        ("xh", int(x.tensor.dims[2])),
+        ("yh", int(y.tensor.dims[2])),
+        ("ldx", x.stride()),
+        ("ldy", y.stride()),
+    ];
+    let panels = Extent::Fixed((p.n.div_ceil(PANEL) + p.extra) as u32);
+    Ok(plan.launch(&kernel, [x.rows(bm), Extent::Fixed(heads as u32), panels], &arguments)?)
+}
+
+fn plan_attention(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
+    if let Some(split) = Split::new(&mla_split::shape(op.operands), op.settings) {
+        return split.plan(op, op.op.attrs(), plan);
+    }
+    let [q, cache, table, y] = op.operands else { unreachable!("checked") };
+    let (heads, width, rank) = (q.tensor.dims[1], q.tensor.dims[2], y.tensor.dims[2]);
+    let [a, b, c, d, e] = pages(cache, table);
+    let arguments = [
+        op.step(),
+        ("q", q.pointer()),
+        a,
+        b,
+        c,
+        d,
+        e,
+        ("y", y.pointer()),
+        ("H", int(heads)),
+        ("R", int(rank)),
+        ("W", int(width)),
+        ("ldq", q.stride()),
+        ("ldy", y.stride()),
+        ("scale", float(op.op.attrs().f[0] * std::f64::consts::LOG2_E)),
+    ];
+    let size = size(width, rank);
+    let format = format_name(cache.tensor.dtype).expect("a cache format");
+    let kernel = format!("mla_attention_{format}_{}_{size}", op.settings.factors());
+    // ceil(tokens * heads / PAIRS), where both sides of the fraction are cut by what they share.
+    let shared = 1 << heads.trailing_zeros().min(PAIRS.trailing_zeros());
+    let groups = Extent::Per { count: Vary::Tokens, each: (PAIRS / shared) as u32, times: (heads / shared) as u32 };
+    let grid = [groups, Extent::ONE, Extent::ONE];
+    Ok(plan.launch(&kernel, grid, &arguments)?)
+}

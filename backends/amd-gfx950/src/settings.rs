@@ -1,0 +1,87 @@
+//! What a user may choose for a device, with `--backend-option KEY=VALUE`.
+
+use tokenspeed_backend_api::{
+    sdk::{Fault, Options, Support},
+    support::Rounding,
+};
+
+/// Numbers that matrix products multiply. Sums are f32 in either case, and so is everything outside of products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Precision {
+    /// Both factors are rounded to bf16: what the matrix units are fast at, and the default.
+    Bf16,
+    /// f32 factors; an eighth of the speed or less. For telling rounding from mistakes.
+    F32,
+}
+
+/// When decode programs are recorded once and replayed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Graphs {
+    /// Programs of at most [`GRAPH_TOKENS`] tokens.
+    On,
+    /// Every launch is queued by the host.
+    Off,
+}
+
+/// Most tokens of a program that is captured: its grids are of full capacity, which larger ones would waste time on.
+pub const GRAPH_TOKENS: u32 = 256;
+
+/// Options of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// `precision=bf16|f32`.
+    pub precision: Precision,
+    /// `graphs=on|off`.
+    pub graphs: Graphs,
+}
+
+impl Settings {
+    /// From the options' text.
+    ///
+    /// # Errors
+    /// An unknown option or value, by name.
+    pub fn parse(options: &[(&str, &str)]) -> Result<Self, Fault> {
+        let mut options = Options::new(options)?;
+        let precision = options.choice("precision", &[("bf16", Precision::Bf16), ("f32", Precision::F32)])?;
+        let graphs = options.choice("graphs", &[("on", Graphs::On), ("off", Graphs::Off)])?;
+        options.finish()?;
+        Ok(Self { precision, graphs })
+    }
+
+    /// Factors of products, as kernel names call them.
+    pub fn factors(&self) -> &'static str {
+        match self.precision {
+            Precision::Bf16 => "bf16",
+            Precision::F32 => "f32",
+        }
+    }
+
+    /// Bytes of a factor.
+    pub fn factor_bytes(&self) -> usize {
+        match self.precision {
+            Precision::Bf16 => 2,
+            Precision::F32 => 4,
+        }
+    }
+
+    /// The answer of an op with products: it says what they round.
+    pub fn rounded(&self, mut support: Support) -> Support {
+        if self.precision == Precision::Bf16 {
+            support.rounding = Rounding::Bf16;
+        }
+        support
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_option_is_used_or_refused() {
+        let settings = Settings::parse(&[("precision", "f32"), ("graphs", "off")]).unwrap();
+        assert_eq!(settings, Settings { precision: Precision::F32, graphs: Graphs::Off });
+        assert!(Settings::parse(&[("precision", "fp4")]).unwrap_err().message.contains("bf16, f32"));
+        assert!(Settings::parse(&[("streams", "2")]).unwrap_err().message.contains("streams"));
+    }
+}

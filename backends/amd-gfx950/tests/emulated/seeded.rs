@@ -1,0 +1,120 @@
+//! Seeded bugs in the kernels' sources: each is compiled as the real ones are and must fail the conformance suite.
+//!
+//! The list was written before the suite was run on it; numbers are those of the public fault cases (`docs/reliability.md`).
+//! A bug is one edit of one source line. Those in machine code are in `mutation.rs`.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use tokenspeed_backend_api::conform::{self, Options};
+
+use crate::support::{backend_device, configure, emulator, heal, report};
+
+/// An edit: in `file` of `kernels/`, `from` becomes `to`; `kernels` are the variants to compile, by how their names begin.
+struct Bug {
+    file: &'static str,
+    from: &'static str,
+    to: &'static str,
+    kernels: &'static str,
+    op: &'static str,
+    /// What the check says: part of the suite's or the emulator's words. Only a few kernels are compiled; that others are
+    /// missing is no catch.
+    check: &'static str,
+}
+
+/// Compiles the edited sources into a folder of their own.
+fn compiled(name: &str, bug: &Bug, python: &Path) -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("seeded-{}-{name}", std::process::id()));
+    let (sources, out) = (folder.join("sources"), folder.join("amd-gfx950"));
+    std::fs::create_dir_all(&sources).unwrap();
+    for file in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/kernels")).unwrap() {
+        let path = file.unwrap().path();
+        if path.extension().is_some_and(|e| e == "py") {
+            std::fs::copy(&path, sources.join(path.file_name().unwrap())).unwrap();
+        }
+    }
+    let file = sources.join(bug.file);
+    let text = std::fs::read_to_string(&file).unwrap();
+    assert!(text.contains(bug.from), "{name}: {} has no {:?}: the bug's line has changed", bug.file, bug.from);
+    std::fs::write(&file, text.replacen(bug.from, bug.to, 1)).unwrap();
+    let mut build = Command::new(python);
+    build.arg("-B").arg(sources.join("build.py")).arg(&out).args(["--jobs", "1", "--match", bug.kernels]);
+    let done = build.output().unwrap();
+    assert!(done.status.success(), "{name}: {}", String::from_utf8_lossy(&done.stderr));
+    folder
+}
+
+fn caught(name: &str, bug: &Bug) {
+    let Some(python) = std::env::var_os("TOKENSPEED_KERNELS_PYTHON").map(PathBuf::from) else {
+        eprintln!("not run: TOKENSPEED_KERNELS_PYTHON is not set; `cargo xtask test` sets it");
+        return;
+    };
+    let folder = compiled(name, bug, &python);
+    // SAFETY: one test per process (`cargo nextest`), and nothing has read it yet.
+    unsafe { std::env::set_var("TOKENSPEED_KERNELS", &folder) };
+    let (_backend, device) = backend_device(&[]).expect("the bug's kernels were just made");
+    configure(emulator(), true, 0);
+    let only = Options { seed: 11, only: Some(bug.op.into()), ..Options::default() };
+    let words = match conform::run(&device, 0, 0, &only) {
+        Ok(done) => {
+            assert!(!done.passed(), "{name}: not caught");
+            done.to_string()
+        }
+        Err(error) => format!("{error}\n{}", report(emulator())),
+    };
+    heal(emulator());
+    std::fs::remove_dir_all(&folder).unwrap();
+    assert!(words.contains(bug.check), "{name}: {:?} is not in\n{words}", bug.check);
+}
+
+macro_rules! bugs {
+    ($($(#[doc = $doc:literal])* $name:ident: $file:literal, $from:literal => $to:literal, $kernels:literal, $op:literal, $check:literal;)*) => {$(
+        $(#[doc = $doc])*
+        #[test]
+        fn $name() {
+            let bug = Bug { file: $file, from: $from, to: $to, kernels: $kernels, op: $op, check: $check };
+            caught(stringify!($name), &bug);
+        }
+    )*};
+}
+
+bugs! {
+    /// Off-by-one mask: a query does not see its own key.
+    the_newest_key_is_masked: "paged.py", "p[None, :] <= position[:, None]" => "p[None, :] < position[:, None]",
+        "paged_attention_f16_bf16_64", "paged_attention", "largest error";
+    /// 116: softmax over nothing, where a window begins behind a tile of keys.
+    a_row_without_keys_is_nan: "paged.py", "tl.where(higher == float(\"-inf\"), 0.0, higher)" => "higher",
+        "paged_attention_f16_bf16_64", "paged_attention", "NaN";
+    /// The last tile of keys is missed when it holds one key.
+    the_last_tile_is_missed: "paged.py", "range(start, last + 1, BN)" => "range(start, last, BN)",
+        "paged_attention_f16_bf16_64", "paged_attention", "largest error";
+    /// A neighbour's slot of the page.
+    a_row_goes_to_the_next_slot: "paged.py", "row = page.to(tl.int64) * PB + r % PB" => "row = page.to(tl.int64) * PB + (r + 1) % PB",
+        "kv_write_", "kv_write", "cache";
+    /// 98: rows beyond the step's are computed, as a replayed graph of a larger batch would.
+    surplus_rows_are_computed: "step.py", "tl.load(step + count_word))" => "tl.load(step + count_word) + 2)",
+        "binary_add", "add", "different bits";
+    /// The largest number of another e4m3, the one of the generation before.
+    e4m3_saturates_too_early: "elementwise.py", "tl.maximum(v, -448.0), 448.0)" => "tl.maximum(v, -240.0), 240.0)",
+        "convert_", "copy", "expected";
+    /// The mean of a row is taken over its padding.
+    a_mean_over_the_padding: "elementwise.py", "tl.sum(squares) / D + eps" => "tl.sum(squares) / B + eps",
+        "rmsnorm_", "rmsnorm", "largest error";
+    /// Of two changes of one entry in a step, any may win.
+    an_earlier_change_wins: "tables.py", "mask=mine & (overwritten == 0)" => "mask=mine & (overwritten >= 0)",
+        "table_update", "table_update", "different values at one address";
+    /// An id outside the table reads wild memory.
+    an_unknown_id_is_read: "tables.py", "row = tl.where(known, token, 0).to(tl.int64)" => "row = tl.where(known, token + 1, 0).to(tl.int64)",
+        "embedding_", "embedding", "past the end";
+    /// Angles of far positions lose their last bits.
+    far_angles_lose_bits: "rope.py", "turns = turns - tl.floor(turns) + rest" => "turns = turns - tl.floor(turns)",
+        "rope_", "rope", "largest error";
+    /// Missing bounds check: columns beyond N are stored.
+    the_last_columns_are_not_masked: "gemm.py", "tl.store(po, acc, mask=(rm[:, None] < M) & (rn[None, :] < N))" => "tl.store(po, acc, mask=(rm[:, None] < M) & (rn[None, :] < N + 1))",
+        "linear_bf16_bf16_16x64", "gemm", "outside every output";
+    /// 122: half of the columns are never computed, as code for waves of 32 would leave them.
+    half_of_a_wave_is_left_out: "elementwise.py", "tl.store(y + t.to(tl.int64) * ldy + c, apply(v, v, OP), mask=c < D)" => "tl.store(y + t.to(tl.int64) * ldy + c, apply(v, v, OP), mask=(c < D) & (c % 64 < 32))",
+        "unary_", "silu", "expected";
+}

@@ -1,0 +1,82 @@
+//! Two steps on the device: the one in flight, and the one behind it, which takes the tokens that the first samples from its
+//! relay slots.
+//!
+//! A turn of a caller with such a device:
+//!
+//! ```text
+//! plan n ── run n ── plan_behind n+1 ── run n+1 (queued) ── wait for n ── advance_sampled n ── plan_behind n+2 ── ...
+//! ```
+//!
+//! so the device always has its next step before it has ended one, and the host's work (taking in, delivering, planning,
+//! writing the block) is hidden behind the device's. What makes this exact:
+//!
+//! * A row is relayed only if nothing but its token's id is unknown, and the device can choose that id as the host would
+//!   ([`HostOnly`] has what it cannot). If one row of a step needs the host, its logits come back as ever, and the step behind is
+//!   planned when they have been taken in: leaving such rows out would halve their speed.
+//! * Whoever ends in the first step is in the second for nothing. Its caller hears the end at once; pages, state slots and table
+//!   row stay held, as [`Running::Leaving`](crate::scheduler::queue::Running), until the second step has been taken in, and its
+//!   row's result is never looked at. The length limit is known ahead and wastes nothing.
+//! * After `advance` of the first, the second is the step in flight, exactly as if it had been planned then.
+//!
+//! At most two: a third step would plan with what nobody has seen end twice, to hide nothing more. Rejected: a second copy of
+//! each request's progress for the second step; what differs is a share of tokens and a row number
+//! ([`Behind`](crate::scheduler::sequence::Behind)).
+
+use super::*;
+
+impl EngineState {
+    /// Plan the step behind the one in flight and write its parameter block, to be run before the one in flight has been taken
+    /// in. `None` if it has to wait for that: the device does not sample the step in flight, somebody lacks pages, or there is
+    /// such a step already. [`EngineState::plan_ahead`] may then do what can be done now.
+    pub fn plan_behind(&mut self, now_ns: u64, step: &mut StepBuffer) -> Option<Plan> {
+        let in_flight = self.in_flight.as_ref()?;
+        if !in_flight.is_sampled || self.behind.is_some() {
+            return None;
+        }
+        if !self.scheduler.plan_behind(now_ns, &mut self.queues, &mut self.memory) {
+            return None;
+        }
+        let mut plan = self.parts.collect_behind(&mut self.queues);
+        self.sequence += 1;
+        plan.sequence = self.sequence;
+        self.scheduler.decisions.sequence = self.sequence;
+        self.parts.write(step, self.sequence, &self.scheduler.deltas);
+        self.scheduler.deltas.clear();
+        self.behind = Some(InFlight {
+            sequence: plan.sequence,
+            n_logit_rows: [plan.n_logit_rows, 0],
+            decode_only: (plan.n_decode_tokens == plan.n_tokens).then_some(plan.n_tokens),
+            branch_tokens: 0,
+            planned_ns: now_ns,
+            is_sampled: plan.is_sampled,
+        });
+        self.counters.relayed_steps += 1;
+        self.count_sampling();
+        Some(plan)
+    }
+
+    /// Take what the device sampled in a step whose plan says so, and deliver what follows from it.
+    ///
+    /// # Panics
+    /// If `plan` is not the step in flight, the device did not sample it, or `sampled` has another size.
+    pub fn advance_sampled(&mut self, now_ns: u64, plan: Plan, sampled: Sampled<'_>, deliver: &mut Deliver<'_>) {
+        let in_flight = self.land(&plan);
+        assert!(in_flight.is_sampled, "the device has not sampled this step");
+        assert_eq!(sampled.n_rows(), Some(in_flight.n_logit_rows[0] as usize), "a result per row of logits");
+        self.take_in(now_ns, in_flight, Results::Sampled(sampled), deliver);
+    }
+
+    /// The step in flight, which is that of `plan`, has run.
+    pub(super) fn land(&mut self, plan: &Plan) -> InFlight {
+        let in_flight = self.in_flight.take().expect("a step is in flight");
+        assert_eq!(plan.sequence, in_flight.sequence, "steps are taken in as they were planned");
+        in_flight
+    }
+
+    /// A step has been planned: note who samples it, and why.
+    pub(super) fn count_sampling(&mut self) {
+        if let Some(reason) = self.parts.host_only {
+            self.counters.host_steps[reason.index()] += 1;
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! Rows that the device samples: what its op `sample` is told of a request, and what it says back.
+//!
+//! The engine leaves to the device what a fixed record says in full. Whatever else a request may ask for keeps its steps with
+//! the host's sampler, by [`HostOnly`]: the op has side tables for biases, counts and masks, but filling them takes memory the
+//! size of the vocabulary per request, and a grammar's mask follows from the very token that the host has not seen. Rejected:
+//! leaving the host's rows out of steps that the device samples. They would come every other step.
+
+use tokenspeed_backend_api::{
+    abi::{TS_SAMPLED_NOT_FINITE, TS_SAMPLED_NOTHING_LEFT, TS_SAMPLED_TOKEN, TS_TOP_LOGPROBS_MAX, ts_sample},
+    catalogue::{CHOSEN_WIDTH, LOGPROBS_WIDTH},
+};
+
+use super::{Choice, SampleError};
+use crate::request::{SamplingParams, TokenLogprobs};
+
+/// Why the host samples a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostOnly {
+    /// A constraint says what may come next.
+    Constraint,
+    /// `prompt_logprobs` are read from the logits.
+    PromptLogprobs,
+    /// `logit_bias`, `allowed_token_ids` or `bad_words` change logits.
+    Bias,
+    /// So do penalties.
+    Penalties,
+    /// Before `min_tokens`, ids that end the answer are masked.
+    MinTokens,
+    /// More alternatives are asked for than the device reports.
+    Logprobs,
+}
+
+impl HostOnly {
+    /// How many there are.
+    pub const COUNT: usize = 6;
+    /// All of them, in the order of [`HostOnly::index`].
+    pub const ALL: [Self; Self::COUNT] =
+        [Self::Constraint, Self::PromptLogprobs, Self::Bias, Self::Penalties, Self::MinTokens, Self::Logprobs];
+
+    /// Place in arrays of counts.
+    pub fn index(self) -> usize {
+        self as usize
+    }
+
+    /// As in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Constraint => "constraint",
+            Self::PromptLogprobs => "prompt_logprobs",
+            Self::Bias => "bias",
+            Self::Penalties => "penalties",
+            Self::MinTokens => "min_tokens",
+            Self::Logprobs => "logprobs",
+        }
+    }
+
+    /// Of a row behind `n_generated` tokens of a request without constraint; `None` if the device can sample it.
+    pub fn of(params: &SamplingParams, n_generated: u32) -> Option<Self> {
+        let has_penalties =
+            params.repetition_penalty != 1.0 || params.frequency_penalty != 0.0 || params.presence_penalty != 0.0;
+        if params.allowed_token_ids.is_some() || !params.bad_words.is_empty() || !params.logit_bias.is_empty() {
+            Some(Self::Bias)
+        } else if has_penalties {
+            Some(Self::Penalties)
+        } else if n_generated < params.min_tokens {
+            Some(Self::MinTokens)
+        } else if params.logprobs.is_some_and(|k| k as usize > TS_TOP_LOGPROBS_MAX) {
+            Some(Self::Logprobs)
+        } else {
+            None
+        }
+    }
+}
+
+/// The record of a row that the device can sample: of the token at `position`, for `relay_slot`.
+pub fn record(params: &SamplingParams, position: u32, relay_slot: u32) -> ts_sample {
+    ts_sample {
+        temperature: params.temperature,
+        top_p: params.top_p,
+        min_p: params.min_p,
+        repetition_penalty: 1.0,
+        top_k: params.top_k,
+        n_logprobs: params.logprobs.map_or(0, |k| k + 1),
+        seed: params.seed,
+        position,
+        sample_index: params.sample_index,
+        relay_slot,
+        ..ts_sample::default()
+    }
+}
+
+/// What the device sampled, by row of logits.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sampled<'a> {
+    /// `[rows, CHOSEN_WIDTH]`, see the op `sample`.
+    pub chosen: &'a [u32],
+    /// `[rows, LOGPROBS_WIDTH]`.
+    pub logprobs: &'a [f32],
+}
+
+impl Sampled<'_> {
+    /// Rows of logits; `None` if the two differ.
+    pub fn n_rows(&self) -> Option<usize> {
+        let n = self.chosen.len() / CHOSEN_WIDTH;
+        (self.chosen.len() == n * CHOSEN_WIDTH && self.logprobs.len() == n * LOGPROBS_WIDTH).then_some(n)
+    }
+
+    /// The token of row `at`, which must be an id below `n_ids`; with its scores if they were asked for.
+    pub fn token(&self, at: u32, n_ids: u32, reports: bool) -> Result<Choice, SampleError> {
+        let words = &self.chosen[at as usize * CHOSEN_WIDTH..][..CHOSEN_WIDTH];
+        let values = &self.logprobs[at as usize * LOGPROBS_WIDTH..][..LOGPROBS_WIDTH];
+        let [what, id, rank, n_top] = [words[0], words[1], words[2], words[3]];
+        match what {
+            TS_SAMPLED_TOKEN if id < n_ids && n_top as usize <= TS_TOP_LOGPROBS_MAX => {
+                let top = || words[4..].iter().copied().zip(values[1..].iter().copied()).take(n_top as usize);
+                let logprobs = reports.then(|| TokenLogprobs { logprob: values[0], rank, top: top().collect() });
+                Ok(Choice { id, logprobs })
+            }
+            TS_SAMPLED_NOT_FINITE => Err(SampleError::NotFinite { id }),
+            TS_SAMPLED_NOTHING_LEFT => Err(SampleError::NothingLeft),
+            _ => Err(SampleError::Device { row: at, what, id }),
+        }
+    }
+}
