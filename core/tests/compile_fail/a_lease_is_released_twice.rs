@@ -1,0 +1,8 @@
+use tokenspeed_core::cache::{lease::Lease, memory::Memory};
+
+fn twice(lease: Lease, memory: &mut Memory) {
+    lease.release(memory);
+    lease.release(memory);
+}
+
+fn main() {}

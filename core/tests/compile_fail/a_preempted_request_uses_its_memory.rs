@@ -1,0 +1,7 @@
+use tokenspeed_core::scheduler::sequence::{Preempted, Sequence};
+
+fn lost(sequence: Sequence<Preempted>) -> u32 {
+    sequence.active().computed
+}
+
+fn main() {}

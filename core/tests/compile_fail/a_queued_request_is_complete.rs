@@ -1,0 +1,7 @@
+use tokenspeed_core::scheduler::sequence::{Decoding, Queued, Sequence};
+
+fn early(sequence: Sequence<Queued>) -> Sequence<Decoding> {
+    sequence.complete()
+}
+
+fn main() {}

@@ -1,0 +1,10 @@
+use tokenspeed_core::{
+    cache::memory::Memory,
+    scheduler::sequence::{Queued, Sequence},
+};
+
+fn early(sequence: Sequence<Queued>, memory: &mut Memory) {
+    sequence.preempt(memory);
+}
+
+fn main() {}

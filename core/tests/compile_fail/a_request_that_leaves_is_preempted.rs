@@ -1,0 +1,10 @@
+use tokenspeed_core::{
+    cache::memory::Memory,
+    scheduler::sequence::{Leaving, Sequence},
+};
+
+fn late(sequence: Sequence<Leaving>, memory: &mut Memory) {
+    sequence.preempt(memory);
+}
+
+fn main() {}
