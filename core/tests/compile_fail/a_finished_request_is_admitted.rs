@@ -1,3 +1,5 @@
+//! A finished request is admitted.
+
 use tokenspeed_core::{
     cache::lease::Lease,
     scheduler::sequence::{Finished, Sequence},

@@ -1,3 +1,5 @@
+//! A held path is released twice.
+
 use tokenspeed_core::cache::{holds::PathRef, index::PrefixIndex};
 
 fn twice(path: PathRef, index: &mut PrefixIndex) {

@@ -1,3 +1,5 @@
+//! A page is copied.
+
 use tokenspeed_core::cache::pool::{Page, Pool};
 
 fn main() {

@@ -1,3 +1,5 @@
+//! A page is released twice.
+
 use tokenspeed_core::cache::pool::{Page, Pool};
 
 fn main() {

@@ -1,3 +1,5 @@
+//! A page is used after its release.
+
 use tokenspeed_core::cache::pool::{Page, Pool};
 
 fn main() {

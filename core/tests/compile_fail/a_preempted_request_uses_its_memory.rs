@@ -1,3 +1,5 @@
+//! A preempted request uses its memory.
+
 use tokenspeed_core::scheduler::sequence::{Preempted, Sequence};
 
 fn lost(sequence: Sequence<Preempted>) -> u32 {

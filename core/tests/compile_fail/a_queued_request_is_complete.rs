@@ -1,3 +1,5 @@
+//! A queued request is complete.
+
 use tokenspeed_core::scheduler::sequence::{Decoding, Queued, Sequence};
 
 fn early(sequence: Sequence<Queued>) -> Sequence<Decoding> {

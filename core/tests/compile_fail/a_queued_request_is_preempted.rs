@@ -1,3 +1,5 @@
+//! A queued request is preempted.
+
 use tokenspeed_core::{
     cache::memory::Memory,
     scheduler::sequence::{Queued, Sequence},

@@ -1,3 +1,5 @@
+//! A request is preempted twice.
+
 use tokenspeed_core::{
     cache::memory::Memory,
     scheduler::sequence::{Decoding, Sequence},

@@ -1,3 +1,5 @@
+//! A request that leaves is preempted.
+
 use tokenspeed_core::{
     cache::memory::Memory,
     scheduler::sequence::{Leaving, Sequence},

@@ -1,3 +1,5 @@
+//! A running request is admitted again.
+
 use tokenspeed_core::{
     cache::lease::Lease,
     scheduler::sequence::{Prefilling, Sequence},

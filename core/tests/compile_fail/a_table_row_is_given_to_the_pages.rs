@@ -1,3 +1,5 @@
+//! A table row is given to the pages.
+
 use tokenspeed_core::cache::pool::{Page, Pool, TableRow};
 
 fn main() {
