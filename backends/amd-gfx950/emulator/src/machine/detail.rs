@@ -20,6 +20,9 @@ use crate::{isa::L, lanes};
 /// Bytes of a line.
 pub const LINE_BYTES: u64 = 128;
 
+/// Not a work-group.
+const NOBODY: [u32; 3] = [u32::MAX; 3];
+
 /// Work-group coordinates of one axis.
 pub type Axis = Vec<u32>;
 
@@ -31,8 +34,8 @@ pub(super) struct Line {
     /// The first work-group that touched it, and axes along which another one did.
     first: [u32; 3],
     shared: [bool; 3],
-    /// The last one that did.
-    last: [u32; 3],
+    /// The last ones that read and that wrote it.
+    last: [[u32; 3]; 2],
 }
 
 /// Lines and dwords that a launch touches.
@@ -53,7 +56,7 @@ pub struct Footprint {
 pub struct Detail {
     /// Lines touched by loads and by stores, once per wave access.
     pub access_lines: [u64; 2],
-    /// Lines touched, once per work-group.
+    /// Lines read and lines written, once per work-group.
     pub group_lines: u64,
     /// Cycles of LDS: one per phase of an access, and per conflict in it.
     pub lds_cycles: u64,
@@ -105,13 +108,12 @@ impl Detail {
 
     fn touch(&mut self, line: u64, bits: u32, write: bool) {
         let group = self.group;
-        let mut fresh = false;
-        let entry = self.lines.entry(line).or_insert_with(|| {
-            fresh = true;
-            Line { read: 0, written: 0, first: group, shared: [false; 3], last: group }
-        });
+        let fresh = Line { read: 0, written: 0, first: group, shared: [false; 3], last: [NOBODY; 2] };
+        let entry = self.lines.entry(line).or_insert(fresh);
         *(if write { &mut entry.written } else { &mut entry.read }) |= bits;
-        if fresh || entry.last != group {
+        let last = &mut entry.last[usize::from(write)];
+        if *last != group {
+            *last = group;
             self.group_lines += 1;
             entry.meet(group);
         }
@@ -161,7 +163,6 @@ impl Detail {
 
 impl Line {
     fn meet(&mut self, group: [u32; 3]) {
-        self.last = group;
         for axis in 0..3 {
             self.shared[axis] |= self.first[axis] != group[axis];
         }

@@ -126,10 +126,10 @@ mod tests {
 
     #[test]
     fn sampled_launches_are_scaled_by_work_groups() {
-        let detail = Detail { group_lines: 20, lds_cycles: 100, access_lines: [30, 10], ..Detail::default() };
+        let detail = Detail { group_lines: 20, lds_cycles: 70, access_lines: [30, 10], ..Detail::default() };
         let counters = Counters { groups: 2, detail: Some(Box::new(detail)), ..Counters::default() };
         let e = estimate(&counters, 512, Occupancy::new(64, 256, 0), &Footprint::default());
-        assert!(close(e.seconds[2], 2.0 * 50.0 / CLOCK) && close(e.seconds[3], 2.0 * 20.0 * 128.0 / 64.0 / CLOCK));
+        assert!(close(e.seconds[2], 2.0 * 35.0 / CLOCK) && close(e.seconds[3], 2.0 * 20.0 * 128.0 / 64.0 / CLOCK));
         assert!(close(e.seconds[4], 512.0 * 10.0 * 128.0 / 16384.0 / CLOCK));
         assert!(close(e.total, e.seconds[3] + LAUNCH) && e.bound == "L1");
     }
