@@ -75,6 +75,30 @@ impl Sum {
         Ok(sum)
     }
 
+    /// One line per launch, as text.
+    ///
+    /// # Errors
+    /// As [`Self::of`].
+    pub fn list(log: &str) -> Result<String, String> {
+        let mut out = String::new();
+        for line in log.lines() {
+            let l: Launch = serde_json::from_str(line).map_err(|e| format!("{e} in {line}"))?;
+            let scale = l.groups / l.groups_run.max(1.0);
+            out += &format!(
+                "  {:<16} {:>9} groups {:>9.1} µs by {:<6} HBM {:>9.2} MB, fetched {:>9.2} MB, conflicts {:>4.0}%, {} registers\n",
+                l.kernel,
+                l.groups,
+                l.modelled.total,
+                l.modelled.bound,
+                (l.line_bytes[0] + l.line_bytes[1]) / 1e6,
+                scale * l.group_bytes / 1e6,
+                100.0 * l.lds_conflict_cycles / l.lds_cycles.max(1.0),
+                l.registers,
+            );
+        }
+        Ok(out)
+    }
+
     fn add(&mut self, l: Launch) {
         let scale = l.groups / l.groups_run.max(1.0);
         self.launches += 1;

@@ -1,5 +1,6 @@
 //! Counts what the kernels of a Kimi K3 rank do on the emulator and prints the table of `docs/performance.md`, "MI355X kernels,
-//! by count": `cargo bench -p tokenspeed-amd-gfx950 --profile dev --bench modelled [-- TEXT…]`, where TEXT selects rows. Needs the
+//! by count": `cargo bench -p tokenspeed-amd-gfx950 --profile dev --bench modelled [-- TEXT…]`, where TEXT selects rows and `--launches`
+//! lists the launches of each on standard error. Needs the
 //! emulator (`cargo build -p tokenspeed-emulator`) and the kernels (`cargo xtask kernels`) of the same target folder.
 //!
 //! Each row runs ops of the catalogue through the backend's own planner, once with the best kernels and once with
@@ -21,7 +22,8 @@ mod table;
 fn main() {
     let selected: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
     let wanted = |title: &str| selected.is_empty() || selected.iter().any(|s| title.contains(s.as_str()));
-    let session = match run::Session::new() {
+    let listed = std::env::args().any(|a| a == "--launches");
+    let session = match run::Session::new(listed) {
         Ok(session) => session,
         Err(why) => {
             eprintln!("modelled: {why}");

@@ -208,7 +208,7 @@ pub fn all() -> Vec<Row> {
     }
     for tokens in [1, 4, 16, 32, 64, 128, 512, 2048, 4096, 8192] {
         let macs = (tokens as u64 * CHOSEN * 3 * LATENT * COLUMNS) as f64;
-        let sample = if tokens > 128 { 12 } else { 0 };
+        let sample = if tokens > 16 { 12 } else { 0 };
         let title = format!("experts, {tokens} tokens");
         rows.push(row(title, move || experts(tokens), macs, tokens <= 2048, sample, "2.2-2.3x"));
     }

@@ -12,8 +12,9 @@ use tokenspeed_backend_api::{
 
 use crate::{find, launches::Sum, op::Op, rows::Row, table};
 
-/// Kernels on whose results the addresses of others depend.
-const WHOLE: &str = "sort,clear,count,cut,place,deal";
+/// Kernels that run whole: on whose results the addresses of others depend, and one whose neighbouring work-groups share rows in
+/// part, which a sample does not see.
+const WHOLE: &str = "sort,clear,count,cut,place,deal,short_conv";
 const TIMEOUT_NS: u64 = 3_600_000_000_000;
 /// Operands start at multiples of this.
 const ALIGN: u64 = 256;
@@ -24,6 +25,7 @@ pub struct Session {
     _backend: Backend,
     hip: &'static Hip,
     log: PathBuf,
+    listed: bool,
 }
 
 impl Session {
@@ -31,7 +33,7 @@ impl Session {
     ///
     /// # Errors
     /// What is missing, and how it is made.
-    pub fn new() -> Result<Self, String> {
+    pub fn new(listed: bool) -> Result<Self, String> {
         let log = std::env::temp_dir().join(format!("gfx950-launches-{}", std::process::id()));
         let variables = [
             ("TOKENSPEED_EMULATOR_CHECKS", "0".into()),
@@ -50,7 +52,7 @@ impl Session {
         let open = |kernels| backend.open(0, &[("kernels", kernels)]).map_err(|e| e.to_string());
         let devices = [open("best")?, open("portable")?];
         std::fs::write(&log, "").map_err(|e| format!("{}: {e}", log.display()))?;
-        Ok(Self { devices, _backend: backend, hip, log })
+        Ok(Self { devices, _backend: backend, hip, log, listed })
     }
 
     /// Both lines of a row.
@@ -66,7 +68,11 @@ impl Session {
             for op in ops {
                 launch(device, op)?;
             }
-            sums.push(Sum::of(&self.logged(before)?)?);
+            let log = self.logged(before)?;
+            if self.listed {
+                eprint!("{}", Sum::list(&log)?);
+            }
+            sums.push(Sum::of(&log)?);
         }
         Ok(table::lines(row, floor, &sums))
     }
