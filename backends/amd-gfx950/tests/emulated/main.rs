@@ -6,6 +6,7 @@
 mod conform;
 mod experts;
 mod fault;
+mod find;
 mod gemm;
 mod header;
 mod mla;
