@@ -261,6 +261,11 @@ def linear_attention():
                 ["tokens", "ceil(C/B)", "3"],
                 ["q", "k", "v", "wq", "wk", "wv", "window", "yq", "yk", "yv", "C", "ldq", "ldk", "ldv", "ldw", "ldyq", "ldyk", "ldyv"],
                 warps=1, **EXACTLY)
+        yield from promised(f"short_conv_long_{w}", short_conv.short_conv_long,
+                            [STEP, F32, F32, F32, F32, F32, F32, PLAIN[w], F32, F32, F32] + [I32] * 8, {"EACH": 16, "B": 256},
+                            ["ceil(tokens/EACH)", "ceil(C/B)", "3"],
+                            ["q", "k", "v", "wq", "wk", "wv", "window", "yq", "yk", "yv", "C", "ldq", "ldk", "ldv", "ldw", "ldyq", "ldyk", "ldyv"],
+                            warps=1, **EXACTLY)
         yield variant("shipped", f"kda_record_{w}", kda_replay.record,
                       [STEP, F32, F32, F32, F32, F32, PLAIN[w]] + [I32] * 9, {"B": 1024}, ["tokens", "1", "1"], [])
     for keep, form in ((True, "step"), (False, "verify")):
