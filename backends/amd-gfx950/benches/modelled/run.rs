@@ -14,7 +14,7 @@ use crate::{find, launches::Sum, op::Op, rows::Row, table};
 
 /// Kernels that run whole: on whose results the addresses of others depend, and one whose neighbouring work-groups share rows in
 /// part, which a sample does not see.
-const WHOLE: &str = "sort,clear,count,cut,place,deal,short_conv";
+const WHOLE: &str = "sort,clear,count,cut,place,deal,short_conv,short_conv_long";
 const TIMEOUT_NS: u64 = 3_600_000_000_000;
 /// Operands start at multiples of this.
 const ALIGN: u64 = 256;

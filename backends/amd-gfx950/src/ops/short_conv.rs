@@ -15,7 +15,8 @@ use crate::{
 
 /// Channels per work-group, the kernels' `B`.
 const PANEL: usize = 256;
-/// Taps of the kernel for long steps, tokens of a step from which it is worth while, and tokens of its work-groups, its `EACH`.
+/// Taps of the kernel for long steps, tokens of a step from which it is worth while (unless they are few of many requests), and
+/// tokens of its work-groups, its `EACH`.
 const LONG_TAPS: usize = 4;
 const LONG: u32 = 64;
 const LONG_EACH: u32 = 16;
@@ -57,7 +58,7 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
         ("ldyv", yv.stride()),
     ];
     let (columns, streams) = (panels(channels, PANEL), Extent::Fixed(3));
-    if taps == LONG_TAPS && !frozen && op.capacity(q) >= LONG {
+    if taps == LONG_TAPS && !frozen && op.capacity(q) >= LONG.max(4 * op.bucket.max_rows) {
         let kernel = format!("short_conv_long_{}", format_name(window.tensor.dtype).expect("supported"));
         return Ok(plan.launch(&kernel, [q.rows(LONG_EACH), columns, streams], &arguments)?);
     }
