@@ -187,14 +187,15 @@ def caches():
 def linears():
     # One order of K for all tiles: BK and the instruction are the same.
     for bias in (False, True):
-        for w, exact, tiles in (("bf16", False, ((16, 64, 64), (64, 64, 64), (128, 128, 64))),
+        # Narrow tiles are for weights with too few rows to fill a device with wide ones.
+        for w, exact, tiles in (("bf16", False, ((16, 16, 64), (16, 64, 64), (64, 16, 64), (64, 64, 64), (128, 128, 64))),
                                 ("bf16", True, ((16, 64, 32), (64, 64, 32))), ("f32", True, ((16, 64, 32), (64, 64, 32)))):
             for bm, bn, bk in tiles:
                 name = f"linear_{w}_{'f32' if exact else 'bf16'}_{bm}x{bn}" + ("_bias" if bias else "")
                 yield from promised(
                     name, gemm.linear, [*COUNT, F32, PLAIN[w], F32, F32] + [I32] * 5,
                     {"EXACT": exact, "BIAS": bias, "BM": bm, "BN": bn, "BK": bk}, ["ceil(rows/BM)", "ceil(N/BN)", "1"],
-                    ["x", "w", "y", "K", "ldx", "ldw", "ldy"], warps=8 if bm == 128 else 4,
+                    ["x", "w", "y", "K", "ldx", "ldw", "ldy"], warps=1 if bm == bn == 16 else 8 if bm == 128 else 4,
                     matrix_instr_nonkdim=16)
 
 

@@ -61,7 +61,9 @@ impl Session {
     /// Whatever the backend says.
     pub fn measure(&self, row: &Row) -> Result<String, String> {
         self.sample(row.sample)?;
-        let floor = row.ops[0].iter().map(|op| op.floor_bytes).sum();
+        // Whichever cut needs less: what lies between the ops of the other is no need.
+        let needs = |ops: &[Op]| ops.iter().map(|op| op.floor_bytes).sum::<f64>();
+        let floor = needs(&row.ops[0]).min(needs(&row.ops[1]));
         let mut sums = Vec::new();
         for (device, ops) in self.devices.iter().zip(&row.ops) {
             let before = std::fs::metadata(&self.log).map_err(|e| e.to_string())?.len();
