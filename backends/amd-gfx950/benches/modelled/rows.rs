@@ -106,6 +106,20 @@ fn attn_res(tokens: usize) -> Op {
     op
 }
 
+/// The same in two parts, of which the first may run early; scores are there already.
+fn attn_res_parts(tokens: usize) -> Vec<Op> {
+    let mut partial = Op::new(OpKind::AttnResPartial, &[(0, tokens)]).attrs(&[8, 1], &[]);
+    for _snapshot in 0..8 {
+        partial = partial.value(&[HIDDEN]);
+    }
+    for _score in 0..8 {
+        partial = partial.value(&[1]);
+    }
+    let combine = Op::new(OpKind::AttnResCombine, &[(0, tokens)]).attrs(&[], &[1e-5]);
+    let combine = combine.weight(DType::F32, &[HIDDEN]).weight(DType::F32, &[HIDDEN]).value(&[HIDDEN]).value(&[2]);
+    vec![partial.value(&[HIDDEN]).value(&[2]), combine.value(&[HIDDEN]).value(&[HIDDEN])]
+}
+
 /// Routes of tokens to different experts, evenly drawn.
 fn routes(tokens: u64) -> Vec<u32> {
     let mut state = 1u64;
@@ -205,6 +219,16 @@ pub fn all() -> Vec<Row> {
             sample,
             "4.1-23x",
         ));
+    }
+    for tokens in [1, 16] {
+        rows.push(Row {
+            title: format!("AttnRes of 9 in two parts, {tokens} tokens"),
+            ops: [attn_res_parts(tokens), vec![attn_res(tokens)]],
+            macs: 0.0,
+            memory_bound: true,
+            sample: 0,
+            published: "4.1-23x",
+        });
     }
     for tokens in [1, 4, 16, 32, 64, 128, 512, 2048, 4096, 8192] {
         let macs = (tokens as u64 * CHOSEN * 3 * LATENT * COLUMNS) as f64;

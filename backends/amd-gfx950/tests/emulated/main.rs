@@ -9,6 +9,7 @@ mod fault;
 mod find;
 mod gemm;
 mod header;
+mod linear;
 mod mla;
 mod moe_edges;
 mod mutation;

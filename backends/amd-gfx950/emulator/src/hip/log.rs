@@ -10,6 +10,7 @@
 //! | `matrix_macs`, `matrix_cycles` | multiply-adds, cycles of matrix units |
 //! | `asked_bytes` | that lanes asked for, read and written |
 //! | `access_bytes` | lines that each wave access touches, read and written |
+//! | `l1_cycles` | of L1 |
 //! | `group_bytes` | lines that each work-group touches |
 //! | `lds_bytes_moved`, `lds_cycles`, `lds_conflict_cycles` | read and written; cycles, and those that bank conflicts cost |
 //! | `line_bytes`, `touched_bytes` | lines and dwords that the **whole** launch touches at all, read and written; see [`crate::machine::Detail`] |
@@ -28,7 +29,7 @@ use std::{
 use crate::{
     code::Kernel,
     isa::CLASSES,
-    machine::{Counters, Dispatch, LINE_BYTES, Mode, Occupancy, RESOURCES, estimate, sampled},
+    machine::{Counters, Detail, Dispatch, LINE_BYTES, Mode, Occupancy, RESOURCES, estimate, sampled},
 };
 
 /// Names the file.
@@ -66,7 +67,8 @@ pub fn line(kernel: &Kernel, dispatch: &Dispatch, mode: Mode, c: &Counters) -> S
     let (registers, lds) = (d.vector_registers as u32, d.lds_bytes + dispatch.dynamic_lds);
     let occupancy = Occupancy::new(registers, dispatch.block.iter().product(), lds);
     let groups: u64 = dispatch.groups.iter().map(|g| u64::from(*g)).product();
-    let detail = c.detail.as_deref().cloned().unwrap_or_default();
+    let nothing = Detail::default();
+    let detail = c.detail.as_deref().unwrap_or(&nothing);
     let footprint = detail.footprint(dispatch.groups, &sampled(dispatch, mode));
     let e = estimate(c, groups, occupancy, &footprint);
     let mut out = String::from("{");
@@ -93,6 +95,7 @@ pub fn line(kernel: &Kernel, dispatch: &Dispatch, mode: Mode, c: &Counters) -> S
     member("matrix_cycles", &c.matrix_cycles);
     member("asked_bytes", &list(&[c.global_read_bytes as f64, c.global_write_bytes as f64]));
     member("access_bytes", &list(&detail.access_lines.map(lines)));
+    member("l1_cycles", &detail.l1_cycles);
     member("group_bytes", &lines(detail.group_lines));
     member("lds_bytes_moved", &list(&[c.lds_read_bytes as f64, c.lds_write_bytes as f64]));
     member("lds_cycles", &detail.lds_cycles);

@@ -56,6 +56,8 @@ pub struct Footprint {
 pub struct Detail {
     /// Lines touched by loads and by stores, once per wave access.
     pub access_lines: [u64; 2],
+    /// Cycles of L1: a 64-byte half of a line each, once per wave access; two for accesses of 8 bytes per lane.
+    pub l1_cycles: u64,
     /// Lines read and lines written, once per work-group.
     pub group_lines: u64,
     /// Cycles of LDS: one per phase of an access, and per conflict in it.
@@ -94,6 +96,8 @@ impl Detail {
             }
         }
         self.access_lines[usize::from(write)] += count as u64;
+        let halves = |(_, dwords): &(u64, u32)| u64::from(dwords & 0xffff != 0) + u64::from(dwords >> 16 != 0);
+        self.l1_cycles += touched[..count].iter().map(halves).sum::<u64>() * if bytes == 8 { 2 } else { 1 };
         for (line, bits) in &touched[..count] {
             self.touch(*line, *bits, write);
         }
@@ -131,6 +135,7 @@ impl Detail {
         for (a, b) in self.access_lines.iter_mut().zip(other.access_lines) {
             *a += b;
         }
+        self.l1_cycles += other.l1_cycles;
         self.group_lines += other.group_lines;
         self.lds_cycles += other.lds_cycles;
         self.lds_conflict_cycles += other.lds_conflict_cycles;
@@ -191,14 +196,21 @@ mod tests {
     fn lines_of_an_access_are_counted_once() {
         let mut d = Detail::default();
         d.global(&rows(0x1000, 4), u64::MAX, 4, false);
-        assert_eq!(d.access_lines, [2, 0], "64 dwords side by side are two lines");
+        assert_eq!((d.access_lines, d.l1_cycles), ([2, 0], 4), "64 dwords side by side are two lines");
         d.global(&rows(0x1000, 16), u64::MAX, 16, false);
-        assert_eq!(d.access_lines, [10, 0], "a KiB is eight");
+        assert_eq!((d.access_lines, d.l1_cycles), ([10, 0], 20), "a KiB is eight");
         d.global(&rows(0x8000, 512), 0xf, 4, true);
-        assert_eq!(d.access_lines, [10, 4], "each of four lanes has a line of its own");
+        assert_eq!(
+            (d.access_lines, d.l1_cycles),
+            ([10, 4], 24),
+            "each of four lanes has a line of its own, and half of it"
+        );
         d.global(&rows(0x9000 - 8, 0), 1, 16, true);
         assert_eq!(d.access_lines, [10, 6], "across an edge");
         assert_eq!(d.group_lines, 8 + 4 + 2);
+        let before = d.l1_cycles;
+        d.global(&rows(0x1000, 8), u64::MAX, 8, false);
+        assert_eq!(d.l1_cycles - before, 16, "8 bytes per lane are as slow as 16");
         let all = d.footprint([1; 3], &[vec![0], vec![0], vec![0]]);
         let want = Footprint { read_lines: 8.0, written_lines: 6.0, read_bytes: 1024.0, written_bytes: 32.0 };
         assert_eq!(all, want);

@@ -7,12 +7,12 @@
 //! | matrix | n · MFMA cycles of a work-group / SIMDs in use, min(4, r · its waves) |
 //! | vector | n · (4 · vector + 8 · transcendental instructions) / SIMDs in use |
 //! | LDS | n · cycles of LDS: phases and bank conflicts |
-//! | L1 | n · bytes of lines touched by its accesses / 64 per cycle |
+//! | L1 | n · cycles of L1: 64 bytes of a line each |
 //! | L2 | lines per work-group, all of them / 2 KiB per cycle and XCD, 8 XCDs |
 //! | HBM | footprint / min(8 TB/s, 47 GB/s per compute unit in use) |
 //!
 //! Sources: 256 compute units of four SIMDs at 2.4 GHz, 8 TB/s, matrix rates that sum to the published 2.5 / 5 / 10 PFLOP/s (AMD's
-//! CDNA4 white paper and instruction set manual); 64 bytes a cycle of L1, 8 cycles of a transcendental instruction, and bandwidth by number of
+//! CDNA4 white paper and instruction set manual); 64 bytes a cycle of L1 and half of it for 8 bytes per lane, 8 cycles of a transcendental instruction, and bandwidth by number of
 //! work-groups (1.5 TB/s from 32) as reported in ROCm's gfx950 Gluon tutorials; L2 rates from the CDNA3 white paper. The
 //! constant, 2 µs, is an assumption about launches of a captured graph.
 //!
@@ -22,7 +22,7 @@
 
 use super::{
     counters::Counters,
-    detail::{Footprint, LINE_BYTES},
+    detail::{Detail, Footprint, LINE_BYTES},
     occupancy::{Occupancy, SIMDS},
 };
 use crate::isa::Class;
@@ -34,8 +34,7 @@ pub const CLOCK: f64 = 2.4e9;
 /// Bytes per second of HBM, of the device and of what one compute unit draws.
 pub const HBM: f64 = 8e12;
 const HBM_UNIT: f64 = 47e9;
-/// Bytes per cycle of a compute unit's L1, and of all L2s.
-const L1: f64 = 64.0;
+/// Bytes per cycle of all L2s.
 const L2: f64 = 2048.0 * 8.0;
 /// Cycles of a vector and of a transcendental instruction.
 const VECTOR: f64 = 4.0;
@@ -63,20 +62,20 @@ pub struct Estimate {
 pub fn estimate(counters: &Counters, groups: u64, occupancy: Occupancy, footprint: &Footprint) -> Estimate {
     let ran = counters.groups.max(1) as f64;
     let each = |sum: u64| sum as f64 / ran;
-    let detail = counters.detail.as_deref().cloned().unwrap_or_default();
+    let nothing = Detail::default();
+    let detail = counters.detail.as_deref().unwrap_or(&nothing);
     let groups = groups as f64;
     let n = (groups / UNITS).ceil();
     let resident = n.min(f64::from(occupancy.groups_per_unit.max(1)));
     let simds = f64::from(SIMDS).min(resident * f64::from(occupancy.group_waves));
     let class = |class: Class| each(counters.instructions[class as usize]);
     let vector = VECTOR * class(Class::Vector) + TRANSCENDENTAL * class(Class::Transcendental);
-    let lines = each(detail.access_lines[0] + detail.access_lines[1]);
     let moved = (footprint.read_lines + footprint.written_lines) * LINE_BYTES as f64;
     let seconds = [
         n * each(counters.matrix_cycles) / simds / CLOCK,
         n * vector / simds / CLOCK,
         n * each(detail.lds_cycles) / CLOCK,
-        n * lines * LINE_BYTES as f64 / L1 / CLOCK,
+        n * each(detail.l1_cycles) / CLOCK,
         groups * each(detail.group_lines) * LINE_BYTES as f64 / L2 / CLOCK,
         moved / HBM.min(HBM_UNIT * groups.min(UNITS)),
     ];
@@ -91,7 +90,6 @@ pub fn estimate(counters: &Counters, groups: u64, occupancy: Occupancy, footprin
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::Detail;
 
     fn close(a: f64, b: f64) -> bool {
         (a - b).abs() <= 1e-9 * b.abs()
@@ -126,10 +124,10 @@ mod tests {
 
     #[test]
     fn sampled_launches_are_scaled_by_work_groups() {
-        let detail = Detail { group_lines: 20, lds_cycles: 70, access_lines: [30, 10], ..Detail::default() };
+        let detail = Detail { group_lines: 20, lds_cycles: 70, l1_cycles: 80, ..Detail::default() };
         let counters = Counters { groups: 2, detail: Some(Box::new(detail)), ..Counters::default() };
         let e = estimate(&counters, 512, Occupancy::new(64, 256, 0), &Footprint::default());
-        assert!(close(e.seconds[2], 2.0 * 35.0 / CLOCK) && close(e.seconds[3], 2.0 * 20.0 * 128.0 / 64.0 / CLOCK));
+        assert!(close(e.seconds[2], 2.0 * 35.0 / CLOCK) && close(e.seconds[3], 2.0 * 40.0 / CLOCK));
         assert!(close(e.seconds[4], 512.0 * 10.0 * 128.0 / 16384.0 / CLOCK));
         assert!(close(e.total, e.seconds[3] + LAUNCH) && e.bound == "L1");
     }
