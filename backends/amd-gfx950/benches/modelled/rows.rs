@@ -201,7 +201,7 @@ pub fn all() -> Vec<Row> {
         ] {
             let macs = attention(pairs(computed, tokens));
             let make = move || mla(cache, &[(computed as u32, tokens as usize)]);
-            rows.push(row(format!("{title}, {name}"), make, macs, false, 3, published));
+            rows.push(row(format!("{title}, {name}"), make, macs, false, 5, published));
         }
         for context in [50_000, 100_000] {
             let title = format!("MLA verify, window 4 behind {context}, {name}");
