@@ -20,6 +20,7 @@ import kda_scan
 import mla
 import mla_decode
 import mla_split
+import moe_edges
 import paged
 import probe
 import rope
@@ -199,6 +200,26 @@ def linears():
                     matrix_instr_nonkdim=16)
 
 
+def moe_edge_products():
+    # Tiles, formats and the order of K are those of `linears`. No ragged siblings: their masks spill scalar registers.
+    for w, exact, tiles in (("bf16", False, ((16, 64, 64), (64, 64, 64), (128, 128, 64))),
+                            ("bf16", True, ((16, 64, 32), (64, 64, 32))), ("f32", True, ((16, 64, 32), (64, 64, 32)))):
+        for bm, bn, bk in tiles:
+            form = f"{w}_{'f32' if exact else 'bf16'}_{bm}x{bn}"
+            constants = {"EXACT": exact, "BM": bm, "BN": bn, "BK": bk}
+            options = {"warps": 8 if bm == 128 else 4, "matrix_instr_nonkdim": 16}
+            yield variant("shipped", f"moe_input_{form}", moe_edges.into,
+                          [*COUNT, F32, *[PLAIN[w]] * 4, F32, F32, F32] + [I32] * 12 + [FLOAT, FLOAT], constants,
+                          ["ceil(rows/BM)", "ceil(E/BN) + ceil(L/BN) + ceil(2*S/BN)", "1"],
+                          ["x", "router", "down", "gate", "up", "logits", "z", "h", "L", "S", "K", "ldx", "ldr", "ldd", "ldg", "ldu", "ldz",
+                           "ldh"], **options)
+            yield variant("shipped", f"moe_output_{form}", moe_edges.out,
+                          [*COUNT, F32, F32, PLAIN[w], F32, PLAIN[w], F32, F32] + [I32] * 10 + [FLOAT], constants,
+                          ["ceil(rows/BM)", "ceil(N/BN)", "1"],
+                          ["r", "norm", "up", "h", "down", "residual", "y", "N", "L", "S", "ldr", "ldu", "ldh", "ldd", "lde", "ldy"],
+                          **options)
+
+
 def pages():
     for k, kind in PLAIN.items():
         yield variant("shipped", f"kv_read_{k}", cache.kv_read, [STEP, kind, TABLE, F32] + [I32] * 6, {"B": 1024},
@@ -352,6 +373,7 @@ LISTS = [
     pages,
     mlas,
     linears,
+    moe_edge_products,
     linear_attention,
     probes,
 ]

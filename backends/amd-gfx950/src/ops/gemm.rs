@@ -10,7 +10,7 @@ use tokenspeed_backend_api::{
     sdk::{Fault, OpView, Pack, Support, Tensor},
 };
 
-use super::{BoundOp, OpEntry, int};
+use super::{BoundOp, OpEntry, Operand, int};
 use crate::{
     kernel::{Extent, Plan},
     settings::{Precision, Settings},
@@ -79,6 +79,15 @@ fn narrow(n: usize, (bm, bn): (u32, u32), format: &str, settings: &Settings) -> 
     few && bn == 64 && format == "bf16" && settings.precision == Precision::Bf16
 }
 
+/// Rows and columns of a work-group's tile for a program whose rows `x` has.
+pub(super) fn tile(op: &BoundOp<'_>, x: &Operand) -> (u32, u32) {
+    match (op.capacity(x), op.settings.precision) {
+        (0..=16, _) => (16, 64),
+        (17..=256, _) | (_, Precision::F32) => (64, 64),
+        _ => (128, 128),
+    }
+}
+
 fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let (x, w, y) = (&op.operands[0], &op.operands[1], op.operands.last().expect("checked"));
     let bias = (op.op.attrs().i[0] == 1).then(|| op.operands[2]);
@@ -86,15 +95,7 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let (n, k) = (w.tensor.dims[0], w.tensor.row_len());
     let (format, ldw) = stored(&w.tensor);
     let factors = op.settings.factors();
-    let largest = match op.settings.precision {
-        Precision::Bf16 => (128, 128),
-        Precision::F32 => (64, 64),
-    };
-    let (bm, bn) = match op.capacity(x) {
-        0..=16 => (16, 64),
-        17..=256 => (64, 64),
-        _ => largest,
-    };
+    let (bm, bn) = tile(op, x);
     let kernel = format!("linear_{format}_{factors}_{bm}x{bn}{}", if bias.is_some() { "_bias" } else { "" });
     let arguments = [
         op.step(),
