@@ -164,17 +164,34 @@ fn gemm(tokens: usize, n: u64, k: u64) -> Op {
     Op::new(OpKind::Gemm, &[(0, tokens)]).value(&[k]).weight(DType::BF16, &[n, k]).value(&[n])
 }
 
-/// Router, way into the latent space, gate and up of the shared experts, and their activation.
-fn moe_input(tokens: usize) -> Vec<Op> {
-    let shared = 768;
+/// Columns of the shared experts.
+const SHARED: u64 = 768;
+
+/// Router, way into the latent space, gate and up of the shared experts with their activation: in one op, and in parts.
+fn moe_input(tokens: usize) -> [Vec<Op>; 2] {
+    let bf16 = |op: Op, rows| op.weight(DType::BF16, &[rows, HIDDEN]);
+    let op = Op::new(OpKind::MoeInput, &[(0, tokens)]).attrs(&[], &[4.0, 25.0]).value(&[HIDDEN]);
+    let op = [EXPERTS, LATENT, SHARED, SHARED].into_iter().fold(op, bf16);
     let situ = Op::new(OpKind::SituMul, &[(0, tokens)]).attrs(&[], &[4.0, 25.0]);
-    vec![
+    let parts = vec![
         gemm(tokens, EXPERTS, HIDDEN),
         gemm(tokens, LATENT, HIDDEN),
-        gemm(tokens, shared, HIDDEN),
-        gemm(tokens, shared, HIDDEN),
-        situ.value(&[shared]).value(&[shared]).value(&[shared]),
-    ]
+        gemm(tokens, SHARED, HIDDEN),
+        gemm(tokens, SHARED, HIDDEN),
+        situ.value(&[SHARED]).value(&[SHARED]).value(&[SHARED]),
+    ];
+    [vec![op.value(&[EXPERTS]).value(&[LATENT]).value(&[SHARED])], parts]
+}
+
+/// Norm of the experts' sum, both ways out, and the residual: in one op, and in parts.
+fn moe_output(tokens: usize) -> [Vec<Op>; 2] {
+    let op = |kind| Op::new(kind, &[(0, tokens)]);
+    let fused = op(OpKind::MoeOutput).attrs(&[1], &[1e-5]).value(&[LATENT]).weight(DType::F32, &[LATENT]);
+    let fused = fused.weight(DType::BF16, &[HIDDEN, LATENT]).value(&[SHARED]).weight(DType::BF16, &[HIDDEN, SHARED]);
+    let norm = op(OpKind::RmsNorm).attrs(&[], &[1e-5]).value(&[LATENT]).weight(DType::F32, &[LATENT]).value(&[LATENT]);
+    let add = || op(OpKind::Add).value(&[HIDDEN]).value(&[HIDDEN]).value(&[HIDDEN]);
+    let parts = vec![norm, gemm(tokens, HIDDEN, LATENT), gemm(tokens, HIDDEN, SHARED), add(), add()];
+    [vec![fused.value(&[HIDDEN]).value(&[HIDDEN])], parts]
 }
 
 /// All rows of the table.
@@ -201,7 +218,7 @@ pub fn all() -> Vec<Row> {
         ] {
             let macs = attention(pairs(computed, tokens));
             let make = move || mla(cache, &[(computed as u32, tokens as usize)]);
-            rows.push(row(format!("{title}, {name}"), make, macs, false, 3, published));
+            rows.push(row(format!("{title}, {name}"), make, macs, false, 5, published));
         }
         for context in [50_000, 100_000] {
             let title = format!("MLA verify, window 4 behind {context}, {name}");
@@ -237,14 +254,19 @@ pub fn all() -> Vec<Row> {
         rows.push(row(title, move || experts(tokens), macs, tokens <= 2048, sample, "2.2-2.3x"));
     }
     for tokens in [1, 16, 64] {
-        rows.push(Row {
-            title: format!("MoE input, {tokens} tokens"),
-            ops: [moe_input(tokens), moe_input(tokens)],
-            macs: (tokens as u64 * HIDDEN * (EXPERTS + LATENT + 2 * 768)) as f64,
-            memory_bound: true,
-            sample: 0,
-            published: "1.5-2.0x",
-        });
+        for (name, ops, columns) in [
+            ("input", moe_input(tokens), HIDDEN * (EXPERTS + LATENT + 2 * SHARED)),
+            ("output", moe_output(tokens), HIDDEN * (LATENT + SHARED)),
+        ] {
+            rows.push(Row {
+                title: format!("MoE {name}, {tokens} tokens"),
+                ops,
+                macs: (tokens as u64 * columns) as f64,
+                memory_bound: true,
+                sample: 0,
+                published: if name == "input" { "1.5-2.0x" } else { "" },
+            });
+        }
     }
     for (n, k, name) in
         [(6288, HIDDEN, "KDA in"), (3648, HIDDEN, "MLA in"), (HIDDEN, CHANNELS, "out"), (20_480, HIDDEN, "head")]

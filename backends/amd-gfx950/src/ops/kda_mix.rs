@@ -1,4 +1,5 @@
-//! `kda_mix`: one launch for heads of Kimi's size in programs that cannot hold a chunk of 64 tokens, its parts in all others.
+//! `kda_mix`: one launch for heads of Kimi's size in programs that cannot hold a chunk of 64 tokens, and for
+//! candidates, which never make one; its parts in all others.
 //!
 //! Both have the same bits: sums run in one order, and only a whole chunk takes the form of matrix products. That is why
 //! a program that can hold one is not decoded by the fused kernel: the bits of a long request would depend on who
@@ -31,14 +32,18 @@ const BETWEEN: usize = 7;
 
 inventory::submit! { OpEntry { kind: OpKind::KdaMix, support, plan, pack: None } }
 
-fn fused(settings: &Settings, window: DType, dim: u64, taps: u64, capacity: usize) -> bool {
-    settings.specialised() && (dim, taps) == FUSED && matches!(window, DType::F32 | DType::BF16) && capacity < CHUNK
+/// Whether one launch does it: candidates never make a chunk, however many they are.
+fn fused(settings: &Settings, window: DType, (dim, taps): (u64, u64), capacity: usize, frozen: bool) -> bool {
+    settings.specialised()
+        && (dim, taps) == FUSED
+        && matches!(window, DType::F32 | DType::BF16)
+        && (frozen || capacity < CHUNK)
 }
 
 fn support(op: &OpDesc, settings: &Settings) -> Support {
     let (q, taps, window, y) = (&op.operands[0], op.operands[6].dims[1], &op.operands[12], &op.operands[14]);
     let (tokens, heads, dim) = (q.dims[0] as usize, y.dims[1] as usize, y.dims[2]);
-    if fused(settings, window.dtype, dim, taps, tokens) {
+    if fused(settings, window.dtype, (dim, taps), tokens, op.attrs.i[1] == 1) {
         return Support::yes("kda_mix, one launch");
     }
     let Some(size) = kda_chunk::padded(dim as usize, dim as usize) else {
@@ -61,7 +66,8 @@ fn value_bytes(tokens: usize, width: usize) -> usize {
 fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let [q, .., window, _, y] = op.operands else { unreachable!("checked") };
     let taps = op.operands[6].tensor.dims[1] as u64;
-    if fused(op.settings, window.tensor.dtype, y.tensor.dims[2] as u64, taps, q.tensor.dims[0]) {
+    let (dim, frozen) = (y.tensor.dims[2] as u64, op.op.attrs().i[1] == 1);
+    if fused(op.settings, window.tensor.dtype, (dim, taps), q.tensor.dims[0], frozen) {
         return plan_fused(op, plan);
     }
     plan_parts(op, plan)

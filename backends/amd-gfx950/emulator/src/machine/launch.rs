@@ -54,7 +54,8 @@ pub struct Mode {
 /// Packet and queue structures behind the arguments.
 const PACKET_BYTES: usize = 64;
 const QUEUE_BYTES: usize = 256;
-/// Steps of a group after which another one joins.
+/// Steps of a group after which another one joins. Where details are counted, half of what makes a wave count as stuck: lines per
+/// work-group are told apart best while work-groups take no turns.
 const PATIENCE: u64 = 200_000;
 
 struct Group {
@@ -275,7 +276,8 @@ fn worker(shared: &Shared, thread: u64) -> Counters {
             break;
         }
         let group = &mut active[at];
-        if group.steps > PATIENCE {
+        let patience = if counters.detail.is_some() { shared.mode.max_steps / 2 } else { PATIENCE };
+        if group.steps > patience {
             group.steps = 0;
             wanted = (wanted + 1).min(1024);
         }
