@@ -70,6 +70,7 @@ ops! {
     rope;
     router_topk;
     row_gather;
+    sample;
     short_conv;
     sigmoid;
     sigmoid_mul;

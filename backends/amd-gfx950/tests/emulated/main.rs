@@ -12,6 +12,7 @@ mod mla;
 mod mutation;
 mod probe;
 mod replay;
+mod sample;
 mod seeded;
 mod stream;
 mod support;
