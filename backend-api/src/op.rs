@@ -90,11 +90,15 @@ pub enum OpKind {
     KdaChunk = TS_OP_KDA_CHUNK,
     /// Fused: Kimi Delta Attention from the convolution to the gated norm.
     KdaMix = TS_OP_KDA_MIX,
+    /// Fused: what a latent mixture of experts makes of its input.
+    MoeInput = TS_OP_MOE_INPUT,
+    /// Fused: the way out of a latent mixture of experts, into the residual stream.
+    MoeOutput = TS_OP_MOE_OUTPUT,
 }
 
 impl OpKind {
     /// Every kind, in catalogue order.
-    pub const ALL: [OpKind; 42] = [
+    pub const ALL: [OpKind; 44] = [
         OpKind::TableUpdate,
         OpKind::Copy,
         OpKind::Gemm,
@@ -137,6 +141,8 @@ impl OpKind {
         OpKind::MlaWrite,
         OpKind::KdaChunk,
         OpKind::KdaMix,
+        OpKind::MoeInput,
+        OpKind::MoeOutput,
     ];
 
     /// From the ABI's number; `None` for a number this version does not know.
@@ -194,6 +200,8 @@ impl OpKind {
             OpKind::MlaWrite => "mla_write",
             OpKind::KdaChunk => "kda_chunk",
             OpKind::KdaMix => "kda_mix",
+            OpKind::MoeInput => "moe_input",
+            OpKind::MoeOutput => "moe_output",
         }
     }
 }

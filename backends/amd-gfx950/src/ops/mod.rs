@@ -18,6 +18,7 @@ mod kda_mix;
 mod kda_replay;
 mod mla;
 mod mla_split;
+mod moe_edges;
 mod paged;
 mod rmsnorm;
 mod rope;
