@@ -107,7 +107,7 @@ const NGRAM: &str = "--speculative-algorithm ngram --speculative-num-draft-token
 fn guesses_from_the_text_change_nothing() {
     let model = guessable();
     let [checked, right, _] = guesses_change_nothing(&model, "bf16", NGRAM);
-    assert!(right > 0 && right < checked, "of {checked} guesses {right} were right: replay wants both kinds");
+    assert!(right > 0, "of {checked} guesses none was right");
     if models::long_tests() {
         guesses_change_nothing(&model, "fp8_e4m3", NGRAM);
     }
@@ -123,5 +123,5 @@ fn a_drafts_guesses_change_nothing() {
     eagle3::tiny::fitted(model.path(), draft.path(), 7).expect("fitted");
     let words = format!("--speculative-algorithm eagle3 --speculative-draft-model {}", draft.model());
     let [checked, right, _] = guesses_change_nothing(&model, "bf16", &words);
-    assert!(right > 0, "of {checked} guesses none was right");
+    assert!(right > 0 && right < checked, "of {checked} guesses {right} were right: replay wants both kinds");
 }
