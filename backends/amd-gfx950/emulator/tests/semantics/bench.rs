@@ -141,7 +141,7 @@ pub fn run(code: &[u32], lanes: &[Lane]) -> After {
     words.extend([WAIT, 0xbf81_0000]);
     let kernel = Kernel::bare("semantics", &words, 32).unwrap();
     let dispatch = Dispatch { groups: [1, 1, 1], block: [64, 1, 1], dynamic_lds: 1024, ..Dispatch::default() };
-    let mode = Mode { check: true, seed: 1, threads: 1, max_steps: 10_000 };
+    let mode = Mode { check: true, seed: 1, threads: 1, max_steps: 10_000, ..Mode::default() };
     launch(&kernel, &memory, None, &dispatch, mode).unwrap_or_else(|e| panic!("{e}"));
     // SAFETY: as above; the launch is done.
     let word = |lane, word| unsafe { at(lane, word).read() };
