@@ -26,6 +26,7 @@ import probe
 import rope
 import router
 import routes
+import sample
 import short_conv
 import tables
 
@@ -334,6 +335,16 @@ def linear_attention():
                       [STEP, PLAIN[r], PLAIN[w]] + [I32] * 5, {"B": 256}, ["requests", "ceil(3*C/B)", "1"], [], warps=1)
 
 
+def samples():
+    i32 = "*i32"
+    for suffix, tables in (("", False), ("_tables", True)):
+        yield variant("shipped", f"sample_scan{suffix}", sample.scan, [STEP, F32, i32, F32, i32, i32, *[I32] * 10],
+                      {"TABLES": tables, "B": 1024}, ["logit rows", "CHUNKS", "1"], [], **EXACTLY)
+        yield variant("shipped", f"sample_choose{suffix}", sample.choose,
+                      [STEP, F32, i32, i32, F32, i32, i32, F32, i32, *[I32] * 12],
+                      {"TABLES": tables, "CH": 256, "B": 1024}, ["logit rows", "1", "1"], [], warps=8, **EXACTLY)
+
+
 def probes():
     for out, out_type in (("bf16", BF16), ("f32", F32)):
         for bm, bn, bk in ((16, 64, 128), (64, 64, 64), (128, 128, 64)):
@@ -375,6 +386,7 @@ LISTS = [
     linears,
     moe_edge_products,
     linear_attention,
+    samples,
     probes,
 ]
 

@@ -3,7 +3,7 @@
 use std::{path::PathBuf, sync::OnceLock};
 
 use tokenspeed_backend_api::{
-    abi::TS_PROFILE_LLAMA,
+    abi::{TS_PROFILE_KIMI, TS_PROFILE_LLAMA},
     sdk::{BackendImpl, DeviceInfo, Fault, HostServices, Info},
 };
 
@@ -51,7 +51,7 @@ impl BackendImpl for AmdGfx950 {
             version: env!("CARGO_PKG_VERSION"),
             description: "AMD MI350X and MI355X (gfx950) through HIP, kernels compiled ahead of time",
             tiers: 0,
-            profiles: TS_PROFILE_LLAMA,
+            profiles: TS_PROFILE_LLAMA | TS_PROFILE_KIMI,
             score: 100,
         }
     }

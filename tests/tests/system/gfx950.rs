@@ -85,3 +85,26 @@ fn graphs_cuts_cache_and_neighbours_change_no_bit() {
         }
     }
 }
+
+/// The device samples as the host does, and its tokens go on to the next step without the host.
+#[test]
+fn the_device_samples_what_the_host_would() {
+    let plugin = emulated(false);
+    let folder = models::tiny();
+    let sampled = |seed| {
+        let mut request = greedy(&ids(4, 20), 24);
+        let s = &mut request.sampling;
+        (s.temperature, s.top_p, s.top_k, s.min_p, s.seed) = (0.9, 0.95, 50, 0.01, seed);
+        request
+    };
+    let requests = [greedy(&ids(3, 30), 24), sampled(1), sampled(2)];
+    let on = |words: &str| engine(&folder.model(), &format!("--backend {plugin} {words}"));
+    let (device, host) = (on(""), on("--host-sampling"));
+    let [found, expected] = [&device, &host].map(|engine| finish_all(&**engine, requests.clone()));
+    for (n, (found, expected)) in found.iter().zip(&expected).enumerate() {
+        assert_eq!(found.ids, expected.ids, "request {n}");
+        assert!(distance(found, expected) < 1e-5, "request {n}: {found:?} for {expected:?}");
+    }
+    let [by_device, by_host] = [&device, &host].map(|engine| engine.metrics().relayed_steps);
+    assert!(by_device > 10 && by_host == 0, "{by_device} and {by_host} steps took their tokens from the device");
+}

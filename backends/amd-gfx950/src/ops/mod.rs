@@ -23,6 +23,7 @@ mod paged;
 mod rmsnorm;
 mod rope;
 mod router;
+mod sample;
 mod short_conv;
 mod tables;
 

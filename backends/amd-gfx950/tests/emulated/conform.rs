@@ -72,6 +72,7 @@ ops! {
     rope;
     router_topk;
     row_gather;
+    sample;
     short_conv;
     sigmoid;
     sigmoid_mul;

@@ -15,6 +15,7 @@ mod moe_edges;
 mod mutation;
 mod probe;
 mod replay;
+mod sample;
 mod seeded;
 mod stream;
 mod support;

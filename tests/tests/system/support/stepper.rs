@@ -44,8 +44,13 @@ impl Stepper {
 
     /// With a configuration that the command line cannot ask for.
     pub fn changed(model: &str, words: &str, change: impl FnOnce(&mut EngineConfig)) -> Self {
-        let mode = if words.contains("--mode") { "" } else { "--mode exact" };
-        let words = format!("--memory 900MiB --threads 1 {mode} {words}");
+        // Modes and threads are the CPU's.
+        let mode = match (words.contains("--backend "), words.contains("--mode")) {
+            (true, _) => "",
+            (false, true) => "--threads 1",
+            (false, false) => "--threads 1 --mode exact",
+        };
+        let words = format!("--memory 900MiB {mode} {words}");
         let loaded = engine_setup::load_parts(&options(model, &words), &mut Silent);
         let (mut config, program) = loaded.unwrap_or_else(|e| panic!("{model} {words}: {}", e.render()));
         change(&mut config);

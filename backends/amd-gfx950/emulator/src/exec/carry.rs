@@ -160,7 +160,7 @@ fn count_below(cx: &mut Cx, inst: &Inst, first: usize) {
     for l in 0..64 {
         let below = usize::saturating_sub(l, first).min(32);
         let bits = u64::from(mask[l]) & ((1u64 << below) - 1);
-        out[l] = bits.count_ones() + base[l];
+        out[l] = bits.count_ones().wrapping_add(base[l]);
     }
     cx.spread_valid(inst);
     let exec = cx.w.exec();

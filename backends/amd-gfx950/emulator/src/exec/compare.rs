@@ -120,8 +120,18 @@ pub static VOPC: &[Def] = &[
     c64!(98, "v_cmp_eq_f64", |a, b| f64::from_bits(a) == f64::from_bits(b)),
     c64!(99, "v_cmp_le_f64", |a, b| f64::from_bits(a) <= f64::from_bits(b)),
     c64!(100, "v_cmp_gt_f64", |a, b| f64::from_bits(a) > f64::from_bits(b)),
+    c64!(101, "v_cmp_lg_f64", |a, b| f64::from_bits(a) < f64::from_bits(b) || f64::from_bits(a) > f64::from_bits(b)),
     c64!(102, "v_cmp_ge_f64", |a, b| f64::from_bits(a) >= f64::from_bits(b)),
+    c64!(103, "v_cmp_o_f64", |a, b| !f64::from_bits(a).is_nan() && !f64::from_bits(b).is_nan()),
+    c64!(104, "v_cmp_u_f64", |a, b| f64::from_bits(a).is_nan() || f64::from_bits(b).is_nan()),
+    c64!(105, "v_cmp_nge_f64", |a, b| !(f64::from_bits(a) >= f64::from_bits(b))),
+    c64!(106, "v_cmp_nlg_f64", |a, b| {
+        !(f64::from_bits(a) < f64::from_bits(b) || f64::from_bits(a) > f64::from_bits(b))
+    }),
+    c64!(107, "v_cmp_ngt_f64", |a, b| !(f64::from_bits(a) > f64::from_bits(b))),
+    c64!(108, "v_cmp_nle_f64", |a, b| !(f64::from_bits(a) <= f64::from_bits(b))),
     c64!(109, "v_cmp_neq_f64", |a, b| f64::from_bits(a) != f64::from_bits(b)),
+    c64!(110, "v_cmp_nlt_f64", |a, b| !(f64::from_bits(a) < f64::from_bits(b))),
     c32!(161, "v_cmp_lt_i16", |a, b| (h(a) as i16) < h(b) as i16),
     c32!(162, "v_cmp_eq_i16", |a, b| h(a) == h(b)),
     c32!(163, "v_cmp_le_i16", |a, b| h(a) as i16 <= h(b) as i16),

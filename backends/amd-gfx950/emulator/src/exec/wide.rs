@@ -10,6 +10,24 @@ const fn f(x: u64) -> f64 {
     f64::from_bits(x)
 }
 
+/// x·2^n, rounded once.
+fn ldexp(x: f64, n: i32) -> f64 {
+    if x == 0.0 || !x.is_finite() {
+        return x;
+    }
+    // Every finite number as m·2^e with 1 ≤ |m| < 2.
+    let (normal, shift) = if x.is_subnormal() { (x * 64f64.exp2(), 64) } else { (x, 0) };
+    let e = (normal.to_bits() >> 52 & 0x7ff) as i32 - 1023;
+    let m = f64::from_bits(normal.to_bits() & !(0x7ff << 52) | 1023 << 52);
+    let to = (e - shift).saturating_add(n);
+    match to {
+        1024.. => f64::INFINITY.copysign(x),
+        -1022..1024 => m * f64::from(to).exp2(),
+        // Exact down to the smallest normal number; the last product rounds.
+        _ => m * (-1022f64).exp2() * f64::from((to + 1022).max(-60)).exp2(),
+    }
+}
+
 macro_rules! w {
     ($op:literal $name:literal $sig:literal |$a:ident, $b:ident, $c:ident| $e:expr) => {
         def!(
@@ -67,6 +85,7 @@ pub static VOP3: &[Def] = &[
     w!(641 "v_mul_f64" "D2A2B2" |a, b, _c| (f(a) * f(b)).to_bits()),
     w!(642 "v_min_f64" "D2A2B2" |a, b, _c| f(a).min(f(b)).to_bits()),
     w!(643 "v_max_f64" "D2A2B2" |a, b, _c| f(a).max(f(b)).to_bits()),
+    w!(644 "v_ldexp_f64" "D2A2B1" |a, b, _c| ldexp(f(a), b as u32 as i32).to_bits()),
     w!(655 "v_lshlrev_b64" "D2A1B2" |a, b, _c| b << (a & 63)),
     w!(656 "v_lshrrev_b64" "D2A1B2" |a, b, _c| b >> (a & 63)),
     w!(657 "v_ashrrev_i64" "D2A1B2" |a, b, _c| (b as i64 >> (a & 63)) as u64),

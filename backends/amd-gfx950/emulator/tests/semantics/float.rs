@@ -1,0 +1,213 @@
+//! f32 and f64 arithmetic, packed pairs, and functions whose last bits are the hardware's own.
+
+use crate::bench::{Lane, Random, lanes, op, run, v, vector};
+use amdhip64::isa::Encoding;
+
+const F32: [u64; 10] = [
+    0,
+    0x8000_0000,
+    0x3f80_0000,
+    0xbf80_0000,
+    0x0000_0001,
+    0x7f7f_ffff,
+    0x3f00_0000,
+    0x4b00_0001,
+    0x7f80_0000,
+    0xc2c8_0000,
+];
+
+/// Any float but NaN.
+fn any(r: &mut Random) -> u64 {
+    let x = r.next();
+    x & 0x807f_ffff | ((x >> 40) % 255) << 23
+}
+
+/// Sixteenths below 2^11: their products and sums are exact in f64, so that one rounding is left.
+fn sixteenths(r: &mut Random) -> u64 {
+    let x = r.next() % (1 << 16);
+    u64::from(((x as f32 - 32768.0) / 16.0).to_bits())
+}
+
+fn value(x: u64) -> f64 {
+    f64::from(f32::from_bits(x as u32))
+}
+
+/// Equal, zeros of either sign included, or both no number.
+fn same(found: f64, expected: f64) -> bool {
+    found == expected || found.is_nan() && expected.is_nan()
+}
+
+type Formula = fn(f64, f64, f64) -> f64;
+
+/// Results are the formula's, rounded once to f32.
+fn check(table: &[(&str, Formula)], corners: &[u64], random: fn(&mut Random) -> u64) {
+    for (name, formula) in table {
+        for seed in 0..4 {
+            let lanes = lanes(seed, corners, random);
+            let after = run(&vector(name, 10, [v(4), v(6), v(8)]), &lanes);
+            for (l, x) in lanes.iter().enumerate() {
+                let expected = f64::from(formula(value(x.a), value(x.b), value(x.c)) as f32);
+                let found = value(after.v[l][0].into());
+                assert!(same(found, expected), "{name}, lane {l}: {x:x?}: {found} for {expected}");
+            }
+        }
+    }
+}
+
+#[test]
+fn sums_products_and_choices() {
+    // A sum or a product of two f32 in f64 rounds as the exact one does.
+    check(
+        &[
+            ("v_add_f32", |a, b, _| a + b),
+            ("v_sub_f32", |a, b, _| a - b),
+            ("v_subrev_f32", |a, b, _| b - a),
+            ("v_mul_f32", |a, b, _| a * b),
+            ("v_min_f32", |a, b, _| if b < a { b } else { a }),
+            ("v_max_f32", |a, b, _| if b > a { b } else { a }),
+            ("v_min3_f32", |a, b, c| [a, b, c].into_iter().fold(f64::INFINITY, f64::min)),
+            ("v_max3_f32", |a, b, c| [a, b, c].into_iter().fold(f64::NEG_INFINITY, f64::max)),
+            ("v_med3_f32", |a, b, c| {
+                let mut x = [a, b, c];
+                x.sort_by(f64::total_cmp);
+                x[1]
+            }),
+            ("v_trunc_f32", |a, _, _| if a < 0.0 { a.ceil() } else { a.floor() }),
+            ("v_ceil_f32", |a, _, _| -(-a).floor()),
+            ("v_floor_f32", |a, _, _| a - if a.is_finite() { a.rem_euclid(1.0) } else { 0.0 }),
+            ("v_rndne_f32", |a, _, _| {
+                let down = a.floor();
+                match (a - down).partial_cmp(&0.5) {
+                    Some(std::cmp::Ordering::Less) => down,
+                    Some(std::cmp::Ordering::Equal) => {
+                        if (down / 2.0).floor() * 2.0 == down {
+                            down
+                        } else {
+                            down + 1.0
+                        }
+                    }
+                    Some(std::cmp::Ordering::Greater) => down + 1.0,
+                    None => a,
+                }
+            }),
+        ],
+        &F32,
+        any,
+    );
+    check(&[("v_fma_f32", |a, b, c| a * b + c)], &[0, 0x3f80_0000, 0xbd80_0000], sixteenths);
+}
+
+/// Within two units of the last place of the exact result.
+#[test]
+fn functions() {
+    let positive = |r: &mut Random| r.next() & 0x007f_ffff | (100 + r.next() % 50) << 23;
+    type Function = fn(f64) -> f64;
+    let table: [(&str, Function); 5] = [
+        ("v_rcp_f32", |a| 1.0 / a),
+        ("v_rsq_f32", |a| 1.0 / a.sqrt()),
+        ("v_sqrt_f32", f64::sqrt),
+        ("v_log_f32", |a| a.ln() / std::f64::consts::LN_2),
+        ("v_exp_f32", |a| (a.min(100.0) * std::f64::consts::LN_2).exp()),
+    ];
+    for (name, formula) in table {
+        let lanes = lanes(7, &[0x3f80_0000, 0x4000_0000, 0x3f00_0000, 0x4080_0000], positive);
+        let lanes: Vec<Lane> =
+            lanes.iter().map(|x| Lane { a: u64::from((value(x.a).min(100.0) as f32).to_bits()), ..*x }).collect();
+        let after = run(&vector(name, 10, [v(4), 0, 0]), &lanes);
+        for (l, x) in lanes.iter().enumerate() {
+            let (found, expected) = (value(after.v[l][0].into()), formula(value(x.a)));
+            let off = (found - expected).abs();
+            assert!(off <= 2.4e-7 * expected.abs() + 1e-12, "{name}, lane {l}: {x:x?}: {found} for {expected}");
+        }
+    }
+    let lanes = lanes(8, &F32, any);
+    let [mantissas, exponents] =
+        ["v_frexp_mant_f32", "v_frexp_exp_i32_f32"].map(|name| run(&vector(name, 10, [v(4), 0, 0]), &lanes));
+    for (l, x) in lanes.iter().enumerate().filter(|(_, x)| value(x.a).is_finite()) {
+        let (m, e) = (value(mantissas.v[l][0].into()), exponents.v[l][0] as i32);
+        assert!(m == 0.0 || (0.5..1.0).contains(&m.abs()), "lane {l}: {x:x?}: {m}");
+        assert_eq!(m * 2f64.powi(e), value(x.a), "lane {l}: {x:x?}");
+    }
+}
+
+#[test]
+fn doubles() {
+    let table: [(&str, Formula); 5] = [
+        ("v_add_f64", |a, b, _| a + b),
+        ("v_mul_f64", |a, b, _| a * b),
+        ("v_min_f64", |a, b, _| if b < a { b } else { a }),
+        ("v_max_f64", |a, b, _| if b > a { b } else { a }),
+        // Whole numbers below 2^20: exact.
+        ("v_fma_f64", |a, b, c| a * b + c),
+    ];
+    for (name, formula) in table {
+        let whole = |r: &mut Random| ((r.next() % (1 << 20)) as f64 - 500_000.0).to_bits();
+        let lanes = lanes(3, &[0, 0x3ff0_0000_0000_0000, 0xc010_0000_0000_0000], whole);
+        let after = run(&vector(name, 10, [v(4), v(6), v(8)]), &lanes);
+        for (l, x) in lanes.iter().enumerate() {
+            let expected = formula(f64::from_bits(x.a), f64::from_bits(x.b), f64::from_bits(x.c));
+            let found = f64::from_bits(u64::from(after.v[l][0]) | u64::from(after.v[l][1]) << 32);
+            assert!(same(found, expected), "{name}, lane {l}: {x:x?}: {found} for {expected}");
+        }
+    }
+    // By doubling or halving once per step; halving rounds only at the end of the range, which these stay away from.
+    let scaled =
+        lanes(5, &[0, 0x3ff0_0000_0000_0000, 0xbff8_0000_0000_0000], |r| (r.next() % 200) | 0x4000_0000_0000_0000);
+    let scaled: Vec<Lane> =
+        scaled.iter().enumerate().map(|(l, x)| Lane { b: (l as i32 * 13 - 400) as u32 as u64, ..*x }).collect();
+    let after = run(&vector("v_ldexp_f64", 10, [v(4), v(6), 0]), &scaled);
+    for (l, x) in scaled.iter().enumerate() {
+        let (n, a) = (x.b as u32 as i32, f64::from_bits(x.a));
+        let expected = (0..n.unsigned_abs()).fold(a, |y, _| if n > 0 { y * 2.0 } else { y / 2.0 });
+        let found = f64::from_bits(u64::from(after.v[l][0]) | u64::from(after.v[l][1]) << 32);
+        assert_eq!(found, expected, "v_ldexp_f64, lane {l}: {x:x?}");
+    }
+    let conversions = lanes(6, &F32, any);
+    let wide = run(&vector("v_cvt_f64_f32", 10, [v(4), 0, 0]), &conversions);
+    for (l, x) in conversions.iter().enumerate() {
+        let found = f64::from_bits(u64::from(wide.v[l][0]) | u64::from(wide.v[l][1]) << 32);
+        assert!(same(found, value(x.a)), "v_cvt_f64_f32, lane {l}: {x:x?}");
+    }
+}
+
+/// `name v[10:11], v[4:5], v[6:7], v[8:9]`, halves chosen by op_sel (for low results) and op_sel_hi (for high ones).
+fn packed(name: &str, op_sel: u32, op_sel_hi: u32) -> [u32; 2] {
+    let word = 0x1a7 << 23 | (op_sel_hi >> 2 & 1) << 14 | op(Encoding::Vop3p, name) << 16 | op_sel << 11 | 10;
+    [word, v(4) | v(6) << 9 | v(8) << 18 | (op_sel_hi & 3) << 27]
+}
+
+#[test]
+fn pairs() {
+    let table: [(&str, Formula); 3] =
+        [("v_pk_add_f32", |a, b, _| a + b), ("v_pk_mul_f32", |a, b, _| a * b), ("v_pk_fma_f32", |a, b, c| a * b + c)];
+    for (name, formula) in table {
+        for (op_sel, op_sel_hi) in [(0, 7), (0, 0), (7, 7), (1, 6), (2, 5)] {
+            let pair = |r: &mut Random| sixteenths(r) | sixteenths(r) << 32;
+            let lanes = lanes(9, &[0x3f80_0000_4000_0000], pair);
+            let after = run(&packed(name, op_sel, op_sel_hi), &lanes);
+            for (l, x) in lanes.iter().enumerate() {
+                for (half, selection) in [op_sel, op_sel_hi].into_iter().enumerate() {
+                    let of = |y: u64, source: u32| value(if selection >> source & 1 == 1 { y >> 32 } else { y });
+                    let expected = formula(of(x.a, 0), of(x.b, 1), of(x.c, 2));
+                    let found = value(after.v[l][half].into());
+                    assert_eq!(found, f64::from(expected as f32), "{name} {op_sel} {op_sel_hi}, lane {l}: {x:x?}");
+                }
+            }
+        }
+    }
+    type Words = fn(u32, u32) -> u32;
+    let table: [(&str, Words); 4] = [
+        ("v_pk_add_u16", |a, b| a + b),
+        ("v_pk_sub_i16", |a, b| a + 65536 - b),
+        ("v_pk_mul_lo_u16", u32::wrapping_mul),
+        ("v_pk_lshlrev_b16", |a, b| b << (a % 16)),
+    ];
+    for (name, formula) in table {
+        let lanes = lanes(2, &[0, 0xffff_ffff, 0x8000_0001], Random::next);
+        let after = run(&packed(name, 0, 3), &lanes);
+        for (l, x) in lanes.iter().enumerate() {
+            let half = |shift: u32| formula((x.a >> shift) as u32 & 0xffff, (x.b >> shift) as u32 & 0xffff) & 0xffff;
+            assert_eq!(after.v[l][0], half(0) | half(16) << 16, "{name}, lane {l}: {x:x?}");
+        }
+    }
+}
