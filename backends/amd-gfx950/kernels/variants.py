@@ -9,7 +9,9 @@ import attn_res
 import cache
 import elementwise
 import experts
+import experts_fp8
 import experts_mxfp4
+import fp8
 import gemm
 import headnorm
 import kda
@@ -167,6 +169,18 @@ def moes():
                       [*COUNT, BF16, i32, i32, U8, U8, i32, i32, F32, *[I32] * 9],
                       {**constants, "BN": 32 * warps, "RING": 3}, ["tiles", "width/BN", "1"],
                       ["h", "w2", "o", "N", "NB", "K", "first", "width", "pitch"], warps=warps)
+        # A group of 32 activations is the work of two waves.
+        pair = max(warps, 2)
+        yield variant("shipped", f"experts_fp8_up_{name}", experts_fp8.up,
+                      [*COUNT, FP8, U8, i32, i32, U8, U8, U8, U8, i32, i32, FP8, U8, *[I32] * 10, FLOAT, FLOAT],
+                      {**constants, "BN": 16 * pair, "RING": 4 if bm == 16 else 2}, ["tiles", "N/BN", "1"],
+                      ["x", "xs", "w1", "w3", "h", "N", "K", "KB", "pitch1", "pitch3"], warps=pair)
+        yield variant("shipped", f"experts_fp8_down_{name}", experts_fp8.down,
+                      [*COUNT, FP8, U8, i32, i32, U8, U8, i32, i32, F32, *[I32] * 9],
+                      {**constants, "BN": 32 * warps, "RING": 3}, ["tiles", "width/BN", "1"],
+                      ["h", "hs", "w2", "o", "N", "NB", "K", "first", "width", "pitch"], warps=warps)
+    yield variant("shipped", "fp8_quantise", fp8.quantise, [*COUNT, F32, FP8, U8, I32, I32], {"B": 1024},
+                  ["rows", "ceil(D/B)", "1"], ["x", "y", "D", "ldx"])
 
 
 def caches():

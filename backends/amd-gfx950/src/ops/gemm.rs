@@ -13,7 +13,7 @@ use tokenspeed_backend_api::{
 use super::{BoundOp, OpEntry, int};
 use crate::{
     kernel::{Extent, Plan},
-    settings::{Precision, Settings},
+    settings::Settings,
 };
 
 /// Layout of a weight expanded to bf16.
@@ -38,10 +38,10 @@ pub(super) fn packing(op: &OpDesc, operand: usize, settings: &Settings) -> Optio
 
 /// The layout that a weight of this format is expanded to, `None` if it is used as it is.
 fn expanded(dtype: DType, settings: &Settings) -> Option<u32> {
-    match (dtype, settings.precision) {
-        (DType::BF16, _) | (DType::F32, Precision::F32) => None,
-        (_, Precision::Bf16) => Some(AS_BF16),
-        (_, Precision::F32) => Some(AS_F32),
+    match (dtype, settings.exact()) {
+        (DType::BF16, _) | (DType::F32, true) => None,
+        (_, false) => Some(AS_BF16),
+        (_, true) => Some(AS_F32),
     }
 }
 
@@ -74,10 +74,7 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let (n, k) = (w.tensor.dims[0], w.tensor.row_len());
     let (format, ldw) = stored(&w.tensor);
     let factors = op.settings.factors();
-    let largest = match op.settings.precision {
-        Precision::Bf16 => (128, 128),
-        Precision::F32 => (64, 64),
-    };
+    let largest = if op.settings.exact() { (64, 64) } else { (128, 128) };
     let (bm, bn) = match op.capacity(x) {
         0..=16 => (16, 64),
         17..=256 => (64, 64),

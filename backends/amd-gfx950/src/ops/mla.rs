@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     kernel::{Extent, Plan},
-    settings::{Precision, Settings},
+    settings::Settings,
 };
 
 /// (Token, head) pairs per work-group of `mla_attention`.
@@ -47,7 +47,7 @@ fn project(op: &OpDesc, settings: &Settings) -> Support {
 fn attention(op: &OpDesc, settings: &Settings) -> Support {
     let (width, rank) = (op.operands[0].dims[2] as usize, op.operands[3].dims[2] as usize);
     let size = size(width, rank);
-    if rank > LATENT_MAX || (size == "512_ragged" && settings.precision == Precision::F32) {
+    if rank > LATENT_MAX || (size == "512_ragged" && settings.exact()) {
         return Support::no(format!(
             "a latent row of {width} values, {rank} of them latent: at most 64 are, or 512, or with bf16 factors fewer"
         ));

@@ -10,7 +10,7 @@ use tokenspeed_backend_api::{dtype::DType, op::Attrs, sdk::Fault};
 use super::{BoundOp, Operand, float, int};
 use crate::{
     kernel::{Argument, Extent, Plan},
-    settings::{GRAPH_TOKENS, Precision, Settings},
+    settings::{GRAPH_TOKENS, Settings},
 };
 
 /// Latent and other values of a row.
@@ -65,7 +65,7 @@ impl Split {
         };
         let (latent, all) = (WIDTHS.0, WIDTHS.0 + WIDTHS.1);
         let (page, pages) = shape.pages;
-        let fits = settings.precision == Precision::Bf16
+        let fits = !settings.exact()
             && shape.widths == (all, latent)
             && (1..=ROWS[1]).contains(&shape.heads)
             && page.is_power_of_two()
@@ -164,7 +164,7 @@ pub(super) fn shape(operands: &[Operand]) -> Shape {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::Graphs;
+    use crate::settings::{Graphs, Precision};
 
     const SHAPE: Shape =
         Shape { tokens: 64, heads: 12, widths: (576, 512), cache: DType::F8E4M3, pages: (64, 1 << 14) };
