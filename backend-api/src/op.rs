@@ -90,11 +90,13 @@ pub enum OpKind {
     KdaChunk = TS_OP_KDA_CHUNK,
     /// Fused: Kimi Delta Attention from the convolution to the gated norm.
     KdaMix = TS_OP_KDA_MIX,
+    /// Fused: latent attention from the projected query to the gated values.
+    MlaMix = TS_OP_MLA_MIX,
 }
 
 impl OpKind {
     /// Every kind, in catalogue order.
-    pub const ALL: [OpKind; 42] = [
+    pub const ALL: [OpKind; 43] = [
         OpKind::TableUpdate,
         OpKind::Copy,
         OpKind::Gemm,
@@ -137,6 +139,7 @@ impl OpKind {
         OpKind::MlaWrite,
         OpKind::KdaChunk,
         OpKind::KdaMix,
+        OpKind::MlaMix,
     ];
 
     /// From the ABI's number; `None` for a number this version does not know.
@@ -194,6 +197,7 @@ impl OpKind {
             OpKind::MlaWrite => "mla_write",
             OpKind::KdaChunk => "kda_chunk",
             OpKind::KdaMix => "kda_mix",
+            OpKind::MlaMix => "mla_mix",
         }
     }
 }

@@ -35,6 +35,7 @@ mod kv_write;
 mod l2norm;
 mod mla_absorb;
 mod mla_attention;
+mod mla_mix;
 mod mla_value;
 mod mla_write;
 mod mul;
@@ -245,6 +246,7 @@ pub static CATALOGUE: [Entry; OpKind::ALL.len()] = [
     mla_write::ENTRY,
     kda_chunk::ENTRY,
     kda_mix::ENTRY,
+    mla_mix::ENTRY,
 ];
 
 /// The entry of a kind.

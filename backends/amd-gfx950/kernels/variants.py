@@ -243,12 +243,19 @@ def mlas():
     yield variant("shipped", "mla_deal", mla_split.deal, [STEP, "*i32", I32, I32], {"B": 64}, ["rows", "1", "1"], [], warps=1)
     yield variant("shipped", "mla_merge", mla_split.merge, [STEP, BF16, F32, F32] + [I32] * 4, {"R": 512, "AHEAD": 8},
                   ["tokens", "H", "1"], ["partial", "sums", "y", "ldy"], warps=1)
+    yield variant("shipped", "mla_settle", mla_split.settle, [STEP, BF16, *[F32] * 2, BF16, *[F32] * 2] + [I32] * 7,
+                  {"R": 512, "BN": 32, "AHEAD": 16}, ["tokens", "H", "V/BN"], ["partial", "sums", "mixed", "w", "gate", "y", "V", "ldw"],
+                  warps=8, num_stages=1, matrix_instr_nonkdim=16)
+    yield variant("shipped", "mla_gated_value", mla.project, [*COUNT, F32, BF16, F32, F32] + [I32] * 10,
+                  {"ABSORB": False, "GATED": True, "EXACT": False, "FULL": True, "BM": 64, "BN": 64, "BK": 64},
+                  ["ceil(rows/BM)", "H", "N/BN"], ["x", "w", "gate", "y", "N", "K", "xh", "yh", "ldw", "ldx", "ldy"],
+                  matrix_instr_nonkdim=16)
     for name, absorb in (("absorb", True), ("value", False)):
         for w, exact, bk in (("bf16", False, 64), ("bf16", True, 32), ("f32", True, 32)):
             for bm, full in ((16, True), (16, False), (64, True), (64, False)):
                 yield variant("shipped", f"mla_{name}_{w}_{'f32' if exact else 'bf16'}_{bm}{'' if full else '_ragged'}", mla.project,
-                              [*COUNT, F32, PLAIN[w], F32] + [I32] * 10,
-                              {"ABSORB": absorb, "EXACT": exact, "FULL": full, "BM": bm, "BN": 64, "BK": bk},
+                              [*COUNT, F32, PLAIN[w], F32, F32] + [I32] * 10,
+                              {"ABSORB": absorb, "GATED": False, "EXACT": exact, "FULL": full, "BM": bm, "BN": 64, "BK": bk},
                               ["ceil(rows/BM)", "H", "ceil(N/BN)+ABSORB"],
                               ["x", "w", "y", "N", "K", "xh", "yh", "ldw", "ldx", "ldy"] if full else [],
                               matrix_instr_nonkdim=16)

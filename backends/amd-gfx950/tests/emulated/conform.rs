@@ -62,6 +62,7 @@ ops! {
     l2norm;
     mla_absorb: "f32";
     mla_attention: "f32";
+    mla_mix;
     mla_value: "f32";
     mla_write;
     mul;

@@ -178,7 +178,9 @@ impl Walk {
                 Across::Same
             }
             ShortConv | L2Norm | KdaGate | Sigmoid | KdaStep | KdaChunk | KdaVerify | KdaReplay | GatedRmsNorm
-            | SituMul | SiluMul | SigmoidMul | MlaAbsorb | MlaAttention | MlaValue => self.by_head(&op, false)?,
+            | SituMul | SiluMul | SigmoidMul | MlaAbsorb | MlaAttention | MlaValue | MlaMix => {
+                self.by_head(&op, false)?
+            }
             // The low-rank input of the decay is the same everywhere, beside shares.
             KdaRecord => self.by_head(&op, true)?,
             _ => return Err(defect(&op, "no rule for this op over ranks")),
