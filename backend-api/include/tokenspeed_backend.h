@@ -227,7 +227,11 @@ typedef struct ts_queue ts_queue;
 
 #define TS_OP_KDA_MIX 276
 
-#define TS_OP_MLA_MIX 277
+#define TS_OP_MOE_INPUT 277
+
+#define TS_OP_MOE_OUTPUT 278
+
+#define TS_OP_MLA_MIX 279
 
 #define TS_SUPPORT_NO 0
 

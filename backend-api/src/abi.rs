@@ -325,7 +325,9 @@ pub const TS_OP_GATED_RMSNORM: u32 = 273;
 pub const TS_OP_MLA_WRITE: u32 = 274;
 pub const TS_OP_KDA_CHUNK: u32 = 275;
 pub const TS_OP_KDA_MIX: u32 = 276;
-pub const TS_OP_MLA_MIX: u32 = 277;
+pub const TS_OP_MOE_INPUT: u32 = 277;
+pub const TS_OP_MOE_OUTPUT: u32 = 278;
+pub const TS_OP_MLA_MIX: u32 = 279;
 
 pub const TS_SUPPORT_NO: u32 = 0;
 pub const TS_SUPPORT_YES: u32 = 1;

@@ -90,13 +90,17 @@ pub enum OpKind {
     KdaChunk = TS_OP_KDA_CHUNK,
     /// Fused: Kimi Delta Attention from the convolution to the gated norm.
     KdaMix = TS_OP_KDA_MIX,
+    /// Fused: what a latent mixture of experts makes of its input.
+    MoeInput = TS_OP_MOE_INPUT,
+    /// Fused: the way out of a latent mixture of experts, into the residual stream.
+    MoeOutput = TS_OP_MOE_OUTPUT,
     /// Fused: latent attention from the projected query to the gated values.
     MlaMix = TS_OP_MLA_MIX,
 }
 
 impl OpKind {
     /// Every kind, in catalogue order.
-    pub const ALL: [OpKind; 43] = [
+    pub const ALL: [OpKind; 45] = [
         OpKind::TableUpdate,
         OpKind::Copy,
         OpKind::Gemm,
@@ -139,6 +143,8 @@ impl OpKind {
         OpKind::MlaWrite,
         OpKind::KdaChunk,
         OpKind::KdaMix,
+        OpKind::MoeInput,
+        OpKind::MoeOutput,
         OpKind::MlaMix,
     ];
 
@@ -197,6 +203,8 @@ impl OpKind {
             OpKind::MlaWrite => "mla_write",
             OpKind::KdaChunk => "kda_chunk",
             OpKind::KdaMix => "kda_mix",
+            OpKind::MoeInput => "moe_input",
+            OpKind::MoeOutput => "moe_output",
             OpKind::MlaMix => "mla_mix",
         }
     }

@@ -353,6 +353,10 @@ impl EngineState {
     /// step in flight has been taken in. False, and nothing happens, if the id is unknown or has ended.
     pub fn abort(&mut self, id: RequestId, deliver: &mut Deliver<'_>) -> bool {
         let usage = if let Some(waiting) = self.queues.take_waiting(id) {
+            #[cfg(debug_assertions)]
+            if seeded!(AbortEndsTheLoad) {
+                self.memory.give_up_loads();
+            }
             let usage = waiting.body().usage();
             self.cancel(waiting);
             usage
@@ -447,8 +451,13 @@ impl EngineState {
         }
         if plan.n_tokens == 0 {
             assert!(self.is_idle() || self.memory.n_loads() > 0, "requests wait and none of them can go on");
+            // Whoever waits for pages still has to tell of those it exchanged.
+            if seeded!(ChangesAreForgottenUntold) {
+                self.scheduler.deltas.clear();
+            }
             return None;
         }
+        self.scheduler.deltas.clear();
         let decode_only = (plan.n_decode_tokens == plan.n_tokens).then_some(plan.n_tokens);
         let n_logit_rows = [plan.n_logit_rows, plan.verify.unwrap_or(0)];
         let in_verify =
@@ -578,7 +587,7 @@ impl EngineState {
     pub fn flush_cache(&mut self) -> Result<u32, FlushError> {
         let (requests, copies) =
             (self.queues.running.len() + self.queues.iter_waiting().count(), self.memory.n_copies());
-        if requests > 0 && !seeded!(FlushIgnoresRunningRequests) || copies > 0 {
+        if requests > 0 && !seeded!(FlushIgnoresRunningRequests) || copies > 0 && !seeded!(FlushIgnoresCopies) {
             return Err(FlushError { requests, copies });
         }
         Ok(self.memory.flush())
@@ -590,12 +599,11 @@ impl EngineState {
         self.memory.next_copy()
     }
 
-    /// A copy has ended; `false` if it failed or is not what was stored.
-    ///
-    /// # Panics
-    /// If it has ended before.
-    pub fn copied(&mut self, id: u32, is_ok: bool) {
-        if let Some(load) = self.memory.copied(id, is_ok) {
+    /// A copy has ended; `false` if it failed or is not what was stored. Nothing happens if it has ended before, or if there
+    /// is no such order.
+    pub fn copied(&mut self, id: u64, is_ok: bool) {
+        let over = self.memory.copied(id, is_ok);
+        if let Some(load) = over.filter(|_| !seeded!(LoadWakesNobody)) {
             self.queues.loaded(load);
         }
     }

@@ -10,6 +10,8 @@
 //! Pure: the engine's thread reports [`Load`] and [`Pace`], callers ask. Rejected: refusing by the number of waiting
 //! requests. A hundred short questions start within a second, three long documents may take minutes.
 
+use crate::bug::seeded;
+
 /// Refusals that suggest a longer wait than this suggest this one, in seconds.
 const RETRY_AFTER_S_MAX: u64 = 600;
 
@@ -66,7 +68,8 @@ impl Load {
 /// Nanoseconds until a new request of `priority` would start, behind `load` and `beside` (on their way to the engine).
 pub fn start_ns(load: &Load, beside: ClassLoad, pace: &Pace, priority: i32) -> u64 {
     let mut ahead = beside;
-    for class in load.classes.iter().filter(|class| class.priority <= priority) {
+    let goes_first = |class: &&ClassLoad| class.priority <= priority || seeded!(RefusalCountsWhoeverWaits);
+    for class in load.classes.iter().filter(goes_first) {
         ahead.requests += class.requests;
         ahead.tokens += class.tokens;
     }
@@ -116,8 +119,10 @@ impl Gate {
             let seconds = (start_ns - delay_ns_max).div_ceil(1_000_000_000).clamp(1, RETRY_AFTER_S_MAX);
             return Err(Refusal { start_ns, retry_after_s: seconds as u32 });
         }
-        self.underway.requests += 1;
-        self.underway.tokens += self.expected(prompt_tokens);
+        if !seeded!(BurstSlipsThrough) {
+            self.underway.requests += 1;
+            self.underway.tokens += self.expected(prompt_tokens);
+        }
         Ok(())
     }
 

@@ -366,6 +366,22 @@ for bound, frozen in [(-5.0, 0), (None, 1)]:
     case("kda_mix", f"bound {bound} frozen {frozen}", step_, operands, moved + [(14, T("y", y))], [int(bound is not None), frozen],
          [bound or 0.0, 1e-6, dim**-0.5, 1e-5])
 
+# ---- moe_input, moe_output ----
+for linear, residual in [(25.0, 1), (0.0, 0)]:
+    x = values(3, 6)
+    router, down, gate, up = values(5, 6), values(4, 6), values(3, 6), values(3, 6)
+    g, u = f32(x @ gate.T), f32(x @ up.T)
+    h = 4 * np.tanh(g / 4) * sigmoid(g) * (linear * np.tanh(u / linear) if linear else u)
+    operands = [T("x", x)] + [tensor(name, w) for name, w in zip(("router", "down", "gate", "up"), (router, down, gate, up))]
+    case("moe_input", f"linear {linear}", plain(3), operands,
+         [(5, T("logits", x @ router.T)), (6, T("z", x @ down.T)), (7, T("h", h))], [], [4.0, linear])
+    r, norm, wide, inner, narrow, before = values(3, 4), values(4), values(7, 4), values(3, 5), values(7, 5), values(3, 7)
+    y = f32(f32(f32(rms(r, 1e-5) * norm) @ wide.T) + f32(inner @ narrow.T))
+    operands = [T("r", r), tensor("norm", norm), tensor("up", wide), T("h", inner), tensor("down", narrow)]
+    operands += [T("residual", before)] if residual else []
+    case("moe_output", f"residual {residual}", plain(3), operands, [(len(operands), T("y", y + before if residual else y))],
+         [residual], [1e-5])
+
 # ---- mla_mix ----
 heads, nope, rope, width, rank = 2, 3, 2, 4, 5
 step_ = step([(4, 2, 0, 0), (0, 1, 0, 0)])

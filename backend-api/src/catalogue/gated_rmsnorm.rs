@@ -51,7 +51,7 @@ pub(super) fn gate_heads(row: &mut [f32], gates: &[f32], weight: &[f32], eps: f6
     }
 }
 
-pub(super) fn decompose(op: &GraphOp, graph: &mut Graph) -> Vec<GraphOp> {
+fn decompose(op: &GraphOp, graph: &mut Graph) -> Vec<GraphOp> {
     let [x, gate, w, y] = op.operands[..] else { panic!("{}: gated_rmsnorm has four operands", op.label) };
     let Ref::Value(like) = y else { panic!("{}: y is a value", op.label) };
     let spec = graph.values[like].clone();

@@ -17,8 +17,8 @@ pub(super) const ENTRY: Entry = Entry {
     version: 1,
     doc: "`short_conv` of q, k, v; `l2norm` of q (times `attrs.f[2]`) and k with eps `attrs.f[1]`; `kda_gate` of f (`attrs.i[0]`, `attrs.f[0]` as \
           there); `kda_step` with beta = sigmoid(b); `y = gated_rmsnorm(o, gate; norm)` with eps `attrs.f[3]`. `attrs.i[1]` = 1: window and S \
-          are left as they were, as by `kda_verify`. Decomposes into `short_conv`, `l2norm`, `kda_gate`, `sigmoid`, `kda_step` or \
-          `kda_verify`, `rmsnorm`, `mul`.",
+          are left as they were, as by `kda_verify`. Decomposes into `short_conv`, `l2norm`, `kda_gate`, `sigmoid`, `kda_chunk` or \
+          `kda_verify`, `gated_rmsnorm`.",
     operands: &[
         input("q [T, C], before the convolution"),
         input("k [T, C]"),
@@ -156,24 +156,23 @@ fn decompose(op: &GraphOp, graph: &mut Graph) -> Vec<GraphOp> {
         ["q_conv", "k_conv", "v_conv", "q_norm", "k_norm", "decay", "o"].map(|p| value(p, &spec.inner));
     let beta = value("beta", &spec.inner[..1]);
     let (i, c) = (op.attrs.i, op.attrs.f);
-    let basic = |kind, i: i64, f: &[f64], operands: &[Ref]| {
+    let part = |kind, i: i64, f: &[f64], operands: &[Ref]| {
         let mut attrs = Attrs::default();
         attrs.i[0] = i;
         attrs.f[..f.len()].copy_from_slice(f);
         GraphOp { kind, attrs, operands: operands.to_vec(), label: op.label.clone() }
     };
-    let recurrence = if i[1] == 1 { OpKind::KdaVerify } else { OpKind::KdaStep };
-    let gated = basic(OpKind::GatedRmsNorm, 0, &[c[3]], &[o, gate, norm, y]);
-    let mut ops = vec![
-        basic(OpKind::ShortConv, i[1], &[], &[q, k, v, wq, wk, wv, window, yq, yk, yv]),
-        basic(OpKind::L2Norm, 0, &[c[1], c[2]], &[yq, uq]),
-        basic(OpKind::L2Norm, 0, &[c[1], 1.0], &[yk, uk]),
-        basic(OpKind::KdaGate, i[0], &[c[0]], &[f, a_log, dt_bias, g]),
-        basic(OpKind::Sigmoid, 0, &[], &[b, beta]),
-        basic(recurrence, 0, &[], &[uq, uk, yv, g, beta, state, o]),
-    ];
-    ops.extend(gated_rmsnorm::decompose(&gated, graph));
-    ops
+    // Whoever has no form for chunks takes `kda_step` in its place, with the bits of this op's reference.
+    let recurrence = if i[1] == 1 { OpKind::KdaVerify } else { OpKind::KdaChunk };
+    vec![
+        part(OpKind::ShortConv, i[1], &[], &[q, k, v, wq, wk, wv, window, yq, yk, yv]),
+        part(OpKind::L2Norm, 0, &[c[1], c[2]], &[yq, uq]),
+        part(OpKind::L2Norm, 0, &[c[1], 1.0], &[yk, uk]),
+        part(OpKind::KdaGate, i[0], &[c[0]], &[f, a_log, dt_bias, g]),
+        part(OpKind::Sigmoid, 0, &[], &[b, beta]),
+        part(recurrence, 0, &[], &[uq, uk, yv, g, beta, state, o]),
+        part(OpKind::GatedRmsNorm, 0, &[c[3]], &[o, gate, norm, y]),
+    ]
 }
 
 fn cases(seed: u64) -> Vec<Case> {

@@ -38,6 +38,8 @@ mod mla_attention;
 mod mla_mix;
 mod mla_value;
 mod mla_write;
+mod moe_input;
+mod moe_output;
 mod mul;
 mod paged_attention;
 mod product;
@@ -176,7 +178,7 @@ impl Part {
     }
 }
 
-/// Rewrite of a fused op as basic ops; may add values to the graph.
+/// Rewrite of a fused op as smaller ones, basic or fused themselves; may add values to the graph.
 pub type Decompose = fn(&GraphOp, &mut Graph) -> Vec<GraphOp>;
 
 /// One op.
@@ -246,6 +248,8 @@ pub static CATALOGUE: [Entry; OpKind::ALL.len()] = [
     mla_write::ENTRY,
     kda_chunk::ENTRY,
     kda_mix::ENTRY,
+    moe_input::ENTRY,
+    moe_output::ENTRY,
     mla_mix::ENTRY,
 ];
 
@@ -255,6 +259,14 @@ pub fn entry(kind: OpKind) -> &'static Entry {
     let entry = &CATALOGUE[index];
     assert_eq!(entry.kind, kind, "catalogue order");
     entry
+}
+
+/// An op as basic ops: fused ones are decomposed until none is left. May add values to the graph.
+pub fn basic(op: GraphOp, graph: &mut Graph) -> Vec<GraphOp> {
+    match entry(op.kind).decompose {
+        None => vec![op],
+        Some(decompose) => decompose(&op, graph).into_iter().flat_map(|part| basic(part, graph)).collect(),
+    }
 }
 
 /// How an op of `n` operands uses operand `index`: outputs come last, optional inputs are left out before them, and of a

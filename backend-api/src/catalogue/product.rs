@@ -1,6 +1,39 @@
 //! Dense products inside larger ops, with the arithmetic of `gemm`: k in order, f64, one rounding.
 
-use super::gemm::{LANES, dot_lanes};
+use super::{
+    OpDesc,
+    gemm::{LANES, dot_lanes},
+    schema::WEIGHT_DTYPES,
+};
+use crate::tensor::View;
+
+/// Operands `x [T, K]`, `w [N, K]` in a weight format and `y [T, N]`, by index.
+pub(super) fn check(op: &OpDesc, x: usize, w: usize, y: usize) -> Result<(), String> {
+    op.dtype(w, &WEIGHT_DTYPES)?;
+    let (from, matrix, to) = (&op.operands[x], &op.operands[w], &op.operands[y]);
+    let ok = matrix.rank == 2
+        && from.row_len() == matrix.row_len()
+        && to.row_len() as u64 == matrix.dims[0]
+        && from.dims[0] == to.dims[0];
+    op.require(ok, || {
+        format!("operand {x} is {:?}, operand {w} is {:?}, operand {y} is {:?}", from.dims(), matrix.dims(), to.dims())
+    })
+}
+
+/// These rows of an operand.
+pub(super) fn load(x: &View, tokens: std::ops::Range<usize>) -> Vec<Vec<f32>> {
+    let mut rows = vec![vec![0f32; x.row_len()]; tokens.len()];
+    tokens.zip(&mut rows).for_each(|(t, row)| x.load_row(t, row));
+    rows
+}
+
+/// `x · wᵀ` of each row.
+pub(super) fn matrix(w: &View, xs: &[Vec<f32>]) -> Vec<Vec<f32>> {
+    let xs: Vec<&[f32]> = xs.iter().map(Vec::as_slice).collect();
+    let mut ys = vec![Vec::new(); xs.len()];
+    rows(w.rows(), w.row_len(), |n, row| w.load_row(n, row), &xs, &mut ys);
+    ys
+}
 
 /// `ys[i][n] = Σ_k xs[i][k] · w[n][k]` for every n; `load(n, row)` gives a row of w.
 pub(super) fn rows(n: usize, k: usize, load: impl Fn(usize, &mut [f32]), xs: &[&[f32]], ys: &mut [Vec<f32>]) {

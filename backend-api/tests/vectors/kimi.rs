@@ -25,7 +25,8 @@ fn vectors() -> Vec<Vector> {
 fn absolute(kind: OpKind) -> f64 {
     use OpKind::*;
     match kind {
-        KdaStep | KdaVerify | KdaReplay | KdaChunk | KdaMix | MlaMix | Experts | GatedRmsNorm | SigmoidMul => 1e-6,
+        KdaStep | KdaVerify | KdaReplay | KdaChunk | KdaMix | MlaMix | Experts | GatedRmsNorm | SigmoidMul
+        | MoeInput | MoeOutput => 1e-6,
         _ => 1e-9,
     }
 }
@@ -72,6 +73,10 @@ fn seed_bug(case: &mut Case) {
         OpKind::SituMul => case.attrs.f[1] = 0.0,
         OpKind::RouterTopk => case.attrs.i[2] ^= 1,
         OpKind::GatedRmsNorm => case.attrs.f[0] = 1e-6,
+        // The gate taken for the other branch.
+        OpKind::MoeInput => case.operands.swap(3, 4),
+        // The norm's weight with the wrong sign.
+        OpKind::MoeOutput => negate(&mut case.operands[1]),
         // Every expert at its own id.
         OpKind::Experts => {
             let identity = 0..case.operands[3].tensor.dims[0] as u32;

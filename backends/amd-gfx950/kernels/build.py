@@ -131,6 +131,15 @@ def gate(numbers, found, placed, shared):
         raise RuntimeError("; ".join(problems))
 
 
+def occupancy(entry):
+    """Waves per SIMD and work-groups per compute unit: 512 registers in eights, 8 waves, 160 KiB of LDS in pieces of 1280."""
+    registers = -(-max(entry["vgpr_count"], 1) // 8) * 8
+    waves = min(512 // registers, 8)
+    pieces = -(-entry["lds_bytes"] // 1280)
+    by_lds = LDS_LIMIT // (1280 * pieces) if pieces else 32
+    return {"waves_per_simd": waves, "groups_per_unit": min(4 * waves // (entry["block"] // 64), by_lds)}
+
+
 def build_one(v, folder):
     """Compiles one variant; returns its manifest entry."""
     import triton
@@ -208,7 +217,7 @@ def build(folder, jobs, every=1, match=("",)):
     for stale in {p.name for p in folder.glob("*.hsaco")} - {f"{n}.hsaco" for n in names}:
         (folder / stale).unlink()
     # What did compile is kept, so that the next attempt is quick.
-    manifest = {"architecture": ARCH, "kernels": [entries[n] for n in names if n in entries]}
+    manifest = {"architecture": ARCH, "kernels": [{**entries[n], **occupancy(entries[n])} for n in names if n in entries]}
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
     if failed:
         raise SystemExit(f"kernels: {len(failed)} of {len(names)} failed: {', '.join(failed)}")

@@ -36,6 +36,25 @@ def keep(source, target, inputs, n, started, W, ldw, ldi, c, inside):
 
 
 @triton.jit
+def start_of(step, row, x, w, y, window, stream, C, W, ldx, ldy, ldw, c, inside, FROZEN: tl.constexpr):
+    """A request's first W - 1 tokens, which see its window, and the window behind the step."""
+    started = tl.load(row + 1) != 0
+    first = tl.load(row + 2).to(tl.int64)
+    n = tl.load(row + 3)
+    read = window + tl.load(row + 4).to(tl.int64) * ldw + stream * C
+    x += first * ldx
+    y += first * ldy
+    for early in range(tl.minimum(n, W - 1)):
+        out = convolve(read, x, w, early, started, W, 3 * C, ldx, c, inside)
+        tl.store(y + early * ldy + c, out, mask=inside)
+    slot = tl.load(row + 5)
+    if not FROZEN:
+        if slot != 0:
+            write = window + slot.to(tl.int64) * ldw + stream * C
+            keep(read, write, x, n, started, W, 3 * C, ldx, c, inside)
+
+
+@triton.jit
 def short_conv(step, q, k, v, wq, wk, wv, window, yq, yk, yv, C, W, ldq, ldk, ldv, ldw, ldyq, ldyk, ldyv, FROZEN: tl.constexpr,
                B: tl.constexpr):
     """Grid (tokens, ceil(C / B), 3 streams), one wave each.
@@ -48,7 +67,6 @@ def short_conv(step, q, k, v, wq, wk, wv, window, yq, yk, yv, C, W, ldq, ldk, ld
         row = st.requests_at(step) + tl.load(st.tokens_at(step) + t * st.TOKEN_WORDS + 2) * st.ROW_WORDS
         started = tl.load(row + 1) != 0
         first = tl.load(row + 2)
-        n = tl.load(row + 3)
         i = t - first
         stream = tl.program_id(2)
         if stream == 0:
@@ -59,18 +77,49 @@ def short_conv(step, q, k, v, wq, wk, wv, window, yq, yk, yv, C, W, ldq, ldk, ld
             x, w, y, ldx, ldy = v, wv, yv, ldv, ldyv
         c = tl.program_id(1) * B + tl.arange(0, B)
         inside = c < C
-        read = window + tl.load(row + 4).to(tl.int64) * ldw + stream * C
-        x += first.to(tl.int64) * ldx
-        y += first.to(tl.int64) * ldy
         if i >= W - 1:
-            out = convolve(read, x, w, i, started, W, 3 * C, ldx, c, inside)
-            tl.store(y + i.to(tl.int64) * ldy + c, out, mask=inside)
+            read = window + tl.load(row + 4).to(tl.int64) * ldw + stream * C
+            out = convolve(read, x + first.to(tl.int64) * ldx, w, i, started, W, 3 * C, ldx, c, inside)
+            tl.store(y + t.to(tl.int64) * ldy + c, out, mask=inside)
         if i == 0:
-            for early in range(tl.minimum(n, W - 1)):
-                out = convolve(read, x, w, early, started, W, 3 * C, ldx, c, inside)
-                tl.store(y + early * ldy + c, out, mask=inside)
-            slot = tl.load(row + 5)
-            if not FROZEN:
-                if slot != 0:
-                    write = window + slot.to(tl.int64) * ldw + stream * C
-                    keep(read, write, x, n, started, W, 3 * C, ldx, c, inside)
+            start_of(step, row, x, w, y, window, stream, C, W, ldx, ldy, ldw, c, inside, FROZEN)
+
+
+@triton.jit
+def short_conv_long(step, q, k, v, wq, wk, wv, window, yq, yk, yv, C, ldq, ldk, ldv, ldw, ldyq, ldyk, ldyv, EACH: tl.constexpr,
+                    B: tl.constexpr):
+    """Grid (ceil(tokens / EACH), ceil(C / B), 3 streams), one wave each: `short_conv` of four taps for long steps, the same bits.
+
+    Taps stay in registers and rows slide through them, so that a row is fetched once and not four times. Rows before a
+    request's first token are another request's: tokens that would see them are left to the program of that first token.
+    """
+    start = tl.program_id(0) * EACH
+    tokens = tl.load(step + st.N_TOKENS)
+    if start < tokens:
+        stream = tl.program_id(2)
+        if stream == 0:
+            x, w, y, ldx, ldy = q, wq, yq, ldq, ldyq
+        elif stream == 1:
+            x, w, y, ldx, ldy = k, wk, yk, ldk, ldyk
+        else:
+            x, w, y, ldx, ldy = v, wv, yv, ldv, ldyv
+        c = tl.program_id(1) * B + tl.arange(0, B)
+        inside = c < C
+        w0 = tl.load(w + c * 4, mask=inside, other=0.0)
+        w1 = tl.load(w + c * 4 + 1, mask=inside, other=0.0)
+        w2 = tl.load(w + c * 4 + 2, mask=inside, other=0.0)
+        w3 = tl.load(w + c * 4 + 3, mask=inside, other=0.0)
+        x0 = tl.load(x + (start - 3).to(tl.int64) * ldx + c, mask=inside & (start >= 3), other=0.0)
+        x1 = tl.load(x + (start - 2).to(tl.int64) * ldx + c, mask=inside & (start >= 2), other=0.0)
+        x2 = tl.load(x + (start - 1).to(tl.int64) * ldx + c, mask=inside & (start >= 1), other=0.0)
+        for t in range(start, tl.minimum(start + EACH, tokens)):
+            x3 = tl.load(x + t.to(tl.int64) * ldx + c, mask=inside, other=0.0)
+            row = st.requests_at(step) + tl.load(st.tokens_at(step) + t * st.TOKEN_WORDS + 2) * st.ROW_WORDS
+            first = tl.load(row + 2)
+            if t - first >= 3:
+                out = tl.fma(x0, w0, tl.zeros(c.shape, tl.float32))
+                out = tl.fma(x3, w3, tl.fma(x2, w2, tl.fma(x1, w1, out)))
+                tl.store(y + t.to(tl.int64) * ldy + c, out * sigmoid(out), mask=inside)
+            if t == first:
+                start_of(step, row, x, w, y, window, stream, C, 4, ldx, ldy, ldw, c, inside, False)
+            x0, x1, x2 = x1, x2, x3

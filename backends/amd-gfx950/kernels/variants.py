@@ -22,6 +22,7 @@ import kda_scan
 import mla
 import mla_decode
 import mla_split
+import moe_edges
 import paged
 import probe
 import rope
@@ -201,15 +202,36 @@ def caches():
 def linears():
     # One order of K for all tiles: BK and the instruction are the same.
     for bias in (False, True):
-        for w, exact, tiles in (("bf16", False, ((16, 64, 64), (64, 64, 64), (128, 128, 64))),
+        # Narrow tiles are for weights with too few rows to fill a device with wide ones.
+        for w, exact, tiles in (("bf16", False, ((16, 16, 64), (16, 64, 64), (64, 16, 64), (64, 64, 64), (128, 128, 64))),
                                 ("bf16", True, ((16, 64, 32), (64, 64, 32))), ("f32", True, ((16, 64, 32), (64, 64, 32)))):
             for bm, bn, bk in tiles:
                 name = f"linear_{w}_{'f32' if exact else 'bf16'}_{bm}x{bn}" + ("_bias" if bias else "")
                 yield from promised(
                     name, gemm.linear, [*COUNT, F32, PLAIN[w], F32, F32] + [I32] * 5,
                     {"EXACT": exact, "BIAS": bias, "BM": bm, "BN": bn, "BK": bk}, ["ceil(rows/BM)", "ceil(N/BN)", "1"],
-                    ["x", "w", "y", "K", "ldx", "ldw", "ldy"], warps=8 if bm == 128 else 4,
+                    ["x", "w", "y", "K", "ldx", "ldw", "ldy"], warps=1 if bm == bn == 16 else 8 if bm == 128 else 4,
                     matrix_instr_nonkdim=16)
+
+
+def moe_edge_products():
+    # Tiles, formats and the order of K are those of `linears`. No ragged siblings: their masks spill scalar registers.
+    for w, exact, tiles in (("bf16", False, ((16, 64, 64), (64, 64, 64), (128, 128, 64))),
+                            ("bf16", True, ((16, 64, 32), (64, 64, 32))), ("f32", True, ((16, 64, 32), (64, 64, 32)))):
+        for bm, bn, bk in tiles:
+            form = f"{w}_{'f32' if exact else 'bf16'}_{bm}x{bn}"
+            constants = {"EXACT": exact, "BM": bm, "BN": bn, "BK": bk}
+            options = {"warps": 8 if bm == 128 else 4, "matrix_instr_nonkdim": 16}
+            yield variant("shipped", f"moe_input_{form}", moe_edges.into,
+                          [*COUNT, F32, *[PLAIN[w]] * 4, F32, F32, F32] + [I32] * 12 + [FLOAT, FLOAT], constants,
+                          ["ceil(rows/BM)", "ceil(E/BN) + ceil(L/BN) + ceil(2*S/BN)", "1"],
+                          ["x", "router", "down", "gate", "up", "logits", "z", "h", "L", "S", "K", "ldx", "ldr", "ldd", "ldg", "ldu", "ldz",
+                           "ldh"], **options)
+            yield variant("shipped", f"moe_output_{form}", moe_edges.out,
+                          [*COUNT, F32, F32, PLAIN[w], F32, PLAIN[w], F32, F32] + [I32] * 10 + [FLOAT], constants,
+                          ["ceil(rows/BM)", "ceil(N/BN)", "1"],
+                          ["r", "norm", "up", "h", "down", "residual", "y", "N", "L", "S", "ldr", "ldu", "ldh", "ldd", "lde", "ldy"],
+                          **options)
 
 
 def pages():
@@ -282,6 +304,11 @@ def linear_attention():
                 ["tokens", "ceil(C/B)", "3"],
                 ["q", "k", "v", "wq", "wk", "wv", "window", "yq", "yk", "yv", "C", "ldq", "ldk", "ldv", "ldw", "ldyq", "ldyk", "ldyv"],
                 warps=1, **EXACTLY)
+        yield from promised(f"short_conv_long_{w}", short_conv.short_conv_long,
+                            [STEP, F32, F32, F32, F32, F32, F32, PLAIN[w], F32, F32, F32] + [I32] * 8, {"EACH": 16, "B": 256},
+                            ["ceil(tokens/EACH)", "ceil(C/B)", "3"],
+                            ["q", "k", "v", "wq", "wk", "wv", "window", "yq", "yk", "yv", "C", "ldq", "ldk", "ldv", "ldw", "ldyq", "ldyk", "ldyv"],
+                            warps=1, **EXACTLY)
         yield variant("shipped", f"kda_record_{w}", kda_replay.record,
                       [STEP, F32, F32, F32, F32, F32, PLAIN[w]] + [I32] * 9, {"B": 1024}, ["tokens", "1", "1"], [])
     for keep, form in ((True, "step"), (False, "verify")):
@@ -367,6 +394,7 @@ LISTS = [
     pages,
     mlas,
     linears,
+    moe_edge_products,
     linear_attention,
     probes,
 ]

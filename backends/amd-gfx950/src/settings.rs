@@ -17,6 +17,15 @@ pub enum Precision {
     F32,
 }
 
+/// Which kernels an op may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kernels {
+    /// The specialised ones where the shape is theirs, and the default.
+    Best,
+    /// The portable ones alone, which take every shape: a second reference, and what specialised ones are compared with.
+    Portable,
+}
+
 /// When decode programs are recorded once and replayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Graphs {
@@ -36,6 +45,8 @@ pub struct Settings {
     pub precision: Precision,
     /// `graphs=on|off`.
     pub graphs: Graphs,
+    /// `kernels=best|portable`.
+    pub kernels: Kernels,
 }
 
 impl Settings {
@@ -48,8 +59,14 @@ impl Settings {
         let precision = options
             .choice("precision", &[("bf16", Precision::Bf16), ("fp8", Precision::Fp8), ("f32", Precision::F32)])?;
         let graphs = options.choice("graphs", &[("on", Graphs::On), ("off", Graphs::Off)])?;
+        let kernels = options.choice("kernels", &[("best", Kernels::Best), ("portable", Kernels::Portable)])?;
         options.finish()?;
-        Ok(Self { precision, graphs })
+        Ok(Self { precision, graphs, kernels })
+    }
+
+    /// Whether ops may take kernels that are made for some shapes alone.
+    pub fn specialised(&self) -> bool {
+        self.kernels == Kernels::Best
     }
 
     /// Whether products take f32 factors.
@@ -88,8 +105,9 @@ mod tests {
 
     #[test]
     fn every_option_is_used_or_refused() {
-        let settings = Settings::parse(&[("precision", "f32"), ("graphs", "off")]).unwrap();
-        assert_eq!(settings, Settings { precision: Precision::F32, graphs: Graphs::Off });
+        let settings = Settings::parse(&[("precision", "f32"), ("graphs", "off"), ("kernels", "portable")]).unwrap();
+        let want = Settings { precision: Precision::F32, graphs: Graphs::Off, kernels: Kernels::Portable };
+        assert_eq!(settings, want);
         assert!(Settings::parse(&[("precision", "fp4")]).unwrap_err().message.contains("bf16, fp8, f32"));
         assert!(Settings::parse(&[("streams", "2")]).unwrap_err().message.contains("streams"));
     }

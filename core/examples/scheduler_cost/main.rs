@@ -6,6 +6,7 @@
 //!   included) and `advance`, and a digest of what each parameter block tells the device to compute.
 //! * `admission`: one long prompt after the other, mostly cached, into an idle engine.
 //! * `queue`: a full engine with many requests waiting: submitting, planning, looking and aborting beside them.
+//! * `ring`: decoding steps with the ring of decisions and without it, in turn.
 //!
 //! One JSON object on stdout; times in nanoseconds, every sample. Rows have 16 logits, so sampling is next to nothing.
 //! Rejected: timing inside the engine, whose clock would then be part of what is measured.
@@ -14,6 +15,7 @@ mod admission;
 mod bench;
 mod options;
 mod queue;
+mod ring;
 mod steps;
 mod trace;
 
@@ -26,7 +28,8 @@ fn main() -> ExitCode {
         "steps" => steps::run(&options),
         "admission" => admission::run(&options),
         "queue" => queue::run(&options),
-        other => Err(format!("unknown workload `{other}`: steps, admission or queue")),
+        "ring" => ring::run(&options),
+        other => Err(format!("unknown workload `{other}`: steps, admission, queue or ring")),
     });
     match result {
         Ok(measured) => {

@@ -8,7 +8,8 @@
 //! * Nothing is visible before its copy has ended well. A copy that has not is a miss: its unit is forgotten, the request
 //!   computes its tokens, and the failure is counted.
 //!
-//! Orders end in any order, each once. Rejected: holding pages while they are stored; a held page in the middle of an idle
+//! Orders end in any order, each once: whoever carries them out may say so twice, and what is said again, or of no order, is
+//! not heard. Rejected: holding pages while they are stored; a held page in the middle of an idle
 //! path blocks the eviction of all pages before it.
 
 use std::collections::VecDeque;
@@ -23,6 +24,8 @@ use super::{
     pool::{Handle, Page, StateSlot},
     tier::Unit,
 };
+use crate::bug::seeded;
+
 /// One end of a copy on the device, the other in host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ends {
@@ -45,8 +48,8 @@ pub enum Direction {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "an order that is not carried out keeps its memory"]
 pub struct CopyOrder {
-    /// Number, to tell how it ended.
-    pub id: u32,
+    /// Number, to tell how it ended; never used again.
+    pub id: u64,
     /// Which way.
     pub direction: Direction,
     /// Name of the page's whole history: what is in host memory under another name is something else.
@@ -108,6 +111,8 @@ struct Load {
 #[derive(Debug, Default)]
 pub(super) struct Copies {
     flights: Vec<Option<Flight>>,
+    /// `[flight]`: how many there were in this place before.
+    earlier: Vec<u32>,
     free: Vec<u32>,
     loads: Vec<Option<Load>>,
     /// Loads go first: somebody waits for them.
@@ -121,6 +126,7 @@ impl Copies {
         let n = if has_host { STORES_MAX } else { 0 };
         Self {
             flights: Vec::with_capacity(n),
+            earlier: Vec::with_capacity(n),
             free: Vec::with_capacity(n),
             orders: [VecDeque::new(), VecDeque::with_capacity(n)],
             ..Self::default()
@@ -135,10 +141,28 @@ impl Copies {
             }
             None => {
                 self.flights.push(Some(flight));
+                self.earlier.push(0);
                 self.free.reserve(self.flights.len());
                 self.flights.len() as u32 - 1
             }
         }
+    }
+
+    /// The number of the order in a place.
+    fn order_id(&self, at: u32) -> u64 {
+        u64::from(self.earlier[at as usize]) << 32 | u64::from(at)
+    }
+
+    /// The copy of an order leaves its place; `None` if it has left before or never was.
+    fn end(&mut self, id: u64) -> Option<Flight> {
+        let at = id as u32;
+        if !seeded!(CopyEndsTwice) && self.earlier.get(at as usize) != Some(&((id >> 32) as u32)) {
+            return None;
+        }
+        let flight = self.flights[at as usize].take()?;
+        self.earlier[at as usize] = self.earlier[at as usize].wrapping_add(1);
+        self.free.push(at);
+        Some(flight)
     }
 
     fn loads(&self) -> impl Iterator<Item = &Load> + Clone {
@@ -223,9 +247,10 @@ impl Memory {
             let state = state.map(|((slot, _), host)| Ends { device: slot, host: host.index() });
             let host = unit.page.index();
             let flight = Flight::Store { node: Some(at), unit, snapshot: snapshot.map(|(_, number)| number) };
-            let id = self.copies.take_off(flight);
+            let place = self.copies.take_off(flight);
+            let id = self.copies.order_id(place);
             self.copies.n_stores += 1;
-            self.index.side_mut(at).store = id;
+            self.index.side_mut(at).store = place;
             let node = self.index.node(at);
             let device = node.page.as_ref().expect("it was let go on the device").index();
             let page = Some(Ends { device, host });
@@ -236,6 +261,9 @@ impl Memory {
                 page,
                 state,
             });
+            if seeded!(CopyIsFoundBeforeItEnds) {
+                self.copied(id, true);
+            }
         }
     }
 
@@ -251,6 +279,9 @@ impl Memory {
         (path, n_resumable): (&[NodeId], usize),
         margin: u32,
     ) -> Option<LoadId> {
+        if seeded!(NothingComesBack) {
+            return None;
+        }
         let mut whole = Vec::with_capacity(max_pages);
         whole.extend_from_slice(path);
         self.index.find_anywhere(namespace, tokens, max_pages, hashes, &mut whole);
@@ -260,9 +291,8 @@ impl Memory {
         };
         whole.truncate(resumable(self, &whole));
         let index = &self.index;
-        if whole.len() > n_resumable
-            && let Some(node) = whole.iter().find(|node| index.side(node.0).load != NONE)
-        {
+        // A page on the device that somebody waits for all the same is nothing to wait for.
+        if let Some(node) = whole.iter().skip(n_resumable).find(|node| index.side(node.0).load != NONE) {
             return Some(LoadId(index.side(node.0).load));
         }
         // As far as there is room for it.
@@ -284,7 +314,8 @@ impl Memory {
             self.copies.loads.push(None);
             self.copies.loads.len() - 1
         }) as u32;
-        let held = whole[..n_held].last().map(|&deepest| self.index.hold(deepest));
+        let held = if seeded!(LoadHoldsNothing) { None } else { whole[..n_held].last() };
+        let held = held.map(|&deepest| self.index.hold(deepest));
         let fetched = whole[n_held..].iter().copied().chain((wants_state && n_pages == 0).then_some(last));
         let fetched: Vec<u32> = fetched.map(|node| node.0).collect();
         for &node in &fetched {
@@ -295,7 +326,8 @@ impl Memory {
         for (item, node) in fetched.into_iter().enumerate() {
             let page = (n_pages > 0).then(|| self.take_page().expect("counted as available"));
             let state = (wants_state && node == last.0).then(|| self.take_state().expect("counted as available"));
-            let id = self.copies.take_off(Flight::Load { load, item });
+            let place = self.copies.take_off(Flight::Load { load, item });
+            let id = self.copies.order_id(place);
             let unit = self.index.side(node).unit.as_ref().expect("it is in host memory");
             let host_state = unit.state.as_ref().map(Handle::index);
             let order = CopyOrder {
@@ -313,12 +345,12 @@ impl Memory {
         Some(LoadId(load))
     }
 
-    /// A copy has ended, well or not. The load that is over with it, if one is.
-    pub fn copied(&mut self, id: u32, is_ok: bool) -> Option<LoadId> {
+    /// A copy has ended, well or not; nothing happens if that was said before. The load that is over with it, if one is.
+    pub fn copied(&mut self, id: u64, is_ok: bool) -> Option<LoadId> {
         self.void_stores();
-        let flight = self.copies.flights[id as usize].take().expect("each copy ends once");
-        self.copies.free.push(id);
+        let flight = self.copies.end(id)?;
         self.copies.counts.failed += u64::from(!is_ok);
+        let is_ok = is_ok || seeded!(FailedCopyIsBelieved);
         match flight {
             Flight::Store { node, unit, snapshot } => {
                 self.copies.n_stores -= 1;
@@ -342,8 +374,10 @@ impl Memory {
 
     /// Copies whose page left the device meanwhile are not believed.
     fn void_stores(&mut self) {
-        while let Some(id) = self.index.void_stores.pop() {
-            if let Some(Some(Flight::Store { node, .. })) = self.copies.flights.get_mut(id as usize) {
+        while let Some(place) = self.index.void_stores.pop() {
+            if let Some(Some(Flight::Store { node, .. })) = self.copies.flights.get_mut(place as usize)
+                && !seeded!(VoidCopyIsBelieved)
+            {
                 *node = None;
             }
         }
@@ -356,7 +390,8 @@ impl Memory {
             return;
         };
         index.side_mut(at).store = NONE;
-        let still_there = snapshot.is_none_or(|number| index.snapshots.get(at).is_some_and(|(_, now)| now == number));
+        let is_same = |number| index.snapshots.get(at).is_some_and(|(_, now)| now == number);
+        let still_there = seeded!(StateGivenUpMeanwhileIsKept) || snapshot.is_none_or(is_same);
         // A unit that a load reads is not exchanged.
         if is_ok && still_there && index.side(at).load == NONE {
             self.copies.counts.stored += 1;
@@ -372,23 +407,25 @@ impl Memory {
     /// All copies of a load have ended: what arrived whole, from the front on, can be found.
     fn loaded(&mut self, load: Load) {
         let Load { mut held, items, .. } = load;
-        let mut bad = None;
+        let mut bad = Vec::new();
         for item in items.iter().rev() {
             // Deepest first, as pages leave the device.
             self.index.side_mut(item.node).load = NONE;
             self.index.list_unit(item.node);
         }
         for Item { node, page, state, is_ok } in items {
-            if !is_ok && bad.is_none() {
-                bad = Some(node);
+            if !is_ok {
+                bad.push(node);
             }
-            let is_usable = bad.is_none();
+            let is_usable = bad.is_empty() || seeded!(PagesBehindAGapCount) && is_ok;
             if let Some(page) = page {
                 if !is_usable {
                     self.pages.give(page);
                 } else if self.index.node(node).page.is_some() {
                     // Computed meanwhile.
-                    self.pages.give(page);
+                    if !seeded!(PageLoadedInVainIsLost) {
+                        self.pages.give(page);
+                    }
                     held = Some(self.index.extend(held, NodeId(node)));
                 } else {
                     self.copies.counts.loaded += 1;
@@ -403,13 +440,21 @@ impl Memory {
                 }
             }
         }
-        if let Some(node) = bad {
+        // Deepest first: with a page goes what continues it.
+        for node in bad.into_iter().rev().filter(|_| !seeded!(BadCopyIsKept)) {
             self.index.drop_bad_unit(node);
         }
         if let Some(path) = held {
             self.index.release(path);
         }
         self.releases += 1;
+    }
+
+    /// What a seeded bug does when a request that waits for a load is aborted.
+    #[cfg(debug_assertions)]
+    pub(crate) fn give_up_loads(&mut self) {
+        let items = self.copies.loads.iter_mut().flatten().flat_map(|load| &mut load.items);
+        items.filter_map(|item| item.page.take()).for_each(|page| self.pages.give(page));
     }
 
     /// (pages, states) in host memory and in all: used, total.

@@ -13,13 +13,6 @@ use super::{
 use crate::bug::seeded;
 
 /// Held memory; ended by [`Lease::retire`], [`Lease::release`] or [`Lease::discard`], which consume it.
-///
-/// ```compile_fail,E0382
-/// fn twice(lease: tokenspeed_core::cache::lease::Lease, memory: &mut tokenspeed_core::cache::memory::Memory) {
-///     lease.release(memory);
-///     lease.release(memory);
-/// }
-/// ```
 #[derive(Debug)]
 #[must_use = "a lease that is dropped loses its pages"]
 pub struct Lease {

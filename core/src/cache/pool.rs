@@ -42,34 +42,8 @@ impl Kind for HostState {
 
 /// The right to use one numbered thing. Not `Clone`, not `Copy`; [`Pool::give`] consumes it.
 ///
-/// Using it after release does not compile:
-/// ```compile_fail,E0382
-/// use tokenspeed_core::cache::pool::{Page, Pool};
-/// let mut pool = Pool::<Page>::new(1, 8);
-/// let page = pool.take().unwrap();
-/// pool.give(page);
-/// println!("{}", page.index());
-/// ```
-/// Nor does releasing it twice:
-/// ```compile_fail,E0382
-/// use tokenspeed_core::cache::pool::{Page, Pool};
-/// let mut pool = Pool::<Page>::new(1, 8);
-/// let page = pool.take().unwrap();
-/// pool.give(page);
-/// pool.give(page);
-/// ```
-/// Nor copying it, nor giving a row to the page pool:
-/// ```compile_fail,E0599
-/// use tokenspeed_core::cache::pool::{Page, Pool};
-/// let page = Pool::<Page>::new(1, 8).take().unwrap();
-/// let copy = page.clone();
-/// ```
-/// ```compile_fail,E0308
-/// use tokenspeed_core::cache::pool::{Page, Pool, TableRow};
-/// let row = Pool::<TableRow>::new(0, 8).take().unwrap();
-/// Pool::<Page>::new(1, 8).give(row);
-/// ```
-/// What does compile:
+/// Using it after release, releasing it twice, copying it and giving it to another kind's pool do not compile
+/// (`tests/compile_fail/`).
 /// ```
 /// use tokenspeed_core::cache::pool::{Page, Pool};
 /// let mut pool = Pool::<Page>::new(1, 8);

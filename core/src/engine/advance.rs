@@ -8,7 +8,7 @@ use crate::{
     sampler::{Choice, RowContext, SampleError, Sampler},
     scheduler::{
         queue::Running,
-        sequence::{Body, Decoding, Ending, HoldsMemory, Sequence},
+        sequence::{Body, Decoding, Ending, Runs, Sequence},
     },
     speculation::branches::Branch,
 };
@@ -77,7 +77,7 @@ impl Taker<'_, '_> {
     }
 
     /// Score the prompt tokens that follow this step's prompt rows.
-    fn report_prompt<S: HoldsMemory>(&mut self, sequence: &mut Sequence<S>) -> Result<(), SampleError> {
+    fn report_prompt<S: Runs>(&mut self, sequence: &mut Sequence<S>) -> Result<(), SampleError> {
         let (body, active) = sequence.parts_mut();
         for at in 0..active.n_prompt_logit_rows {
             let reports = body.prompt_logprobs.as_mut().expect("rows are planned only if asked for");
@@ -122,7 +122,7 @@ impl Taker<'_, '_> {
             let is_whole = !is_eos
                 && match sequence.body.guide.guard().map(|guard| guard.accept(id)) {
                     None => false,
-                    Some(Ok(is_whole)) => is_whole,
+                    Some(Ok(is_whole)) => is_whole && !seeded!(WholeAnswerGoesOn),
                     Some(Err(error)) => return self.fail(sequence, error.into()),
                 };
             let body = &sequence.body;
@@ -241,7 +241,7 @@ impl Taker<'_, '_> {
         choice.id
     }
 
-    fn finish<S: HoldsMemory>(&mut self, sequence: Sequence<S>, reason: FinishReason) -> Option<Running> {
+    fn finish<S: Runs>(&mut self, sequence: Sequence<S>, reason: FinishReason) -> Option<Running> {
         let (id, usage) = (sequence.body.id, sequence.body.usage());
         self.counters.finish(reason);
         (self.deliver)(id, Event::Finished { reason, usage });
@@ -254,7 +254,7 @@ impl Taker<'_, '_> {
     }
 
     /// A row that cannot be sampled ends its own request, and what it published is not trusted.
-    fn fail<S: HoldsMemory>(&mut self, mut sequence: Sequence<S>, error: SampleError) -> Option<Running> {
+    fn fail<S: Runs>(&mut self, mut sequence: Sequence<S>, error: SampleError) -> Option<Running> {
         self.counters.fail();
         (self.deliver)(sequence.body.id, Event::Failed { message: error.to_string() });
         let ending = match error {

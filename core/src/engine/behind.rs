@@ -41,6 +41,7 @@ impl EngineState {
         plan.sequence = self.sequence;
         self.scheduler.decisions.sequence = self.sequence;
         self.parts.write(step, self.sequence, &self.scheduler.deltas);
+        self.scheduler.deltas.clear();
         self.behind = Some(InFlight {
             sequence: plan.sequence,
             n_logit_rows: [plan.n_logit_rows, 0],

@@ -54,6 +54,11 @@ impl EngineState {
         })
     }
 
+    /// The requests that wait for pages from host memory.
+    pub fn loading(&self) -> impl Iterator<Item = RequestId> + '_ {
+        self.queues.loading.iter().map(|entry| entry.body().id)
+    }
+
     /// Requests that decode.
     pub fn n_decoding(&self) -> u32 {
         self.queues.iter_running().filter(|running| matches!(running, Running::Decoding(_))).count() as u32

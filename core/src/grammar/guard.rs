@@ -6,7 +6,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::{Constraint, ConstraintError, TokenMask};
-use crate::request::RequestId;
+use crate::{bug::seeded, request::RequestId};
 
 /// A constraint, and room for the masks of all rows that one step may have; reserved when the request is submitted.
 #[derive(Debug)]
@@ -87,7 +87,8 @@ impl Guard {
                 break;
             }
         }
-        if n_ahead > 0 { self.constraint.roll_back(n_ahead) } else { Ok(()) }
+        let n_back = n_ahead - usize::from(n_ahead > 0 && seeded!(GuessStaysInTheGrammar));
+        if n_back > 0 { self.constraint.roll_back(n_back) } else { Ok(()) }
     }
 
     /// The state behind the accepted tokens, after a failure ahead of it. If they cannot be accepted again, neither can
@@ -106,8 +107,8 @@ impl Guard {
     pub fn mask(&mut self, n: u32) -> Result<&TokenMask, ConstraintError> {
         self.prepare();
         match &self.failure {
-            Some(failure) if n as usize >= self.n_ready => Err(failure.clone()),
-            _ => Ok(&self.masks[..self.n_ready][n as usize]),
+            Some(failure) if n as usize >= self.n_ready || seeded!(FailureAheadEndsTheAnswer) => Err(failure.clone()),
+            _ => Ok(&self.masks[..self.n_ready][if seeded!(MaskOfTheFirstRowForAll) { 0 } else { n as usize }]),
         }
     }
 

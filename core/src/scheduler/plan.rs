@@ -52,11 +52,13 @@ pub struct Scheduler {
     n_plans: u64,
     /// Of the last plan.
     pub decisions: Decisions,
+    /// Pages that requests which are not the policy's favourites leave free.
+    kept_pages: u32,
     /// What a plan made ahead left of the step.
     ahead: Option<Budget>,
     /// `[table row]`: in use, while a plan made ahead is looked through.
     in_use: Vec<bool>,
-    /// Block-table changes of the step being planned.
+    /// Changes of block tables that the device has not been told of yet; whoever writes a parameter block clears them.
     pub deltas: Vec<ts_table_delta>,
     /// Requests that lost their memory, since start.
     pub n_preemptions: u64,
@@ -101,6 +103,7 @@ impl Scheduler {
             n_preemptions: 0,
             n_cut_tokens: 0,
             offers: Vec::with_capacity(limits.max_num_seqs as usize),
+            kept_pages: 0,
             ahead: None,
             in_use: vec![false; limits.table_rows as usize],
             limits,
@@ -121,10 +124,8 @@ impl Scheduler {
     /// as far as its requests still run.
     pub fn plan(&mut self, now_ns: u64, queues: &mut Queues, memory: &mut Memory, cost: &StepCost) {
         let left = self.ahead.take();
-        if left.is_some() {
-            self.forget_deltas_of_the_gone(queues);
-        } else {
-            self.deltas.clear();
+        self.forget_deltas_of_the_gone(queues);
+        if left.is_none() {
             self.decisions.list.clear();
         }
         self.look_again(queues, memory);
@@ -178,7 +179,7 @@ impl Scheduler {
         if self.limits.draft_max > 0 && n_decode > 0 {
             return false;
         }
-        self.deltas.clear();
+        assert!(self.deltas.is_empty(), "the step in flight was told of all changes");
         self.decisions.list.clear();
         let mut budget = self.budget(n_decode, 0);
         self.choose(When::Ahead, 0, queues, memory, &mut budget);
@@ -228,6 +229,9 @@ impl Scheduler {
 
     /// A table row may get another owner in the very step, and each entry changes at most once.
     fn forget_deltas_of_the_gone(&mut self, queues: &Queues) {
+        if self.deltas.is_empty() {
+            return;
+        }
         self.in_use.fill(false);
         for running in queues.iter_running() {
             self.in_use[running.parts().1.lease.row() as usize] = true;
@@ -263,6 +267,10 @@ impl Scheduler {
     /// Give what the policy's favourites could not use to the others, in order of arrival.
     fn plan_rest(&mut self, queues: &mut Queues, memory: &mut Memory, budget: &mut Budget) {
         self.turns.lift();
+        // Whoever was admitted in this step counts on a page for each that runs.
+        let is_busy = queues.iter_running().any(|running| running.parts().1.planned > 0);
+        let kept = queues.running.len() as u32;
+        self.kept_pages = if is_busy && !seeded!(RestTakesEveryPage) { kept } else { 0 };
         let mut at = 0;
         while at < queues.running.len() && budget.tokens > 0 {
             let running = present(&queues.running[at]);
@@ -271,6 +279,7 @@ impl Scheduler {
             }
             at += 1;
         }
+        self.kept_pages = 0;
     }
 
     /// How much of one of the waiting prompts is cached by now; each has its turn.
@@ -317,11 +326,12 @@ impl Scheduler {
                 if is_left { wanted - computed + body.drafts.len() } else { 0 }
             } else {
                 let cap = self.chunk_cap(budget, outlook.next_prompt_logits.is_some()).min(self.turns.share(at));
-                let held = (active.lease.n_pages() + memory.n_available()) * memory.page_tokens();
+                let n_spare = memory.n_available().saturating_sub(self.kept_pages);
+                let held = (active.lease.n_pages() + n_spare) * memory.page_tokens();
                 let end = body.next_mark(computed).unwrap_or(wanted);
                 // A shorter chunk is better than taking another request's pages, if any fits.
                 match self.chunk(computed, end, cap.min(held - computed)) {
-                    0 => self.chunk(computed, end, cap),
+                    0 if self.kept_pages == 0 => self.chunk(computed, end, cap),
                     n => n,
                 }
             };
@@ -331,7 +341,8 @@ impl Scheduler {
             let end = computed + n_tokens - u32::from(seeded!(PageAtTheBoundaryIsForgotten));
             let n_branch = body.drafts.branch_tokens(wanted - computed);
             let n_pages = memory.pages_of(with_tail(end, wanted, memory) + n_branch);
-            if n_pages - active.lease.n_pages().min(n_pages) <= memory.n_available() {
+            let n_spare = memory.n_available().saturating_sub(self.kept_pages);
+            if n_pages - active.lease.n_pages().min(n_pages) <= n_spare {
                 self.grow(active, memory, n_pages);
                 let share = self.share(&outlook, body.prompt_tokens, n_tokens, budget);
                 if !outlook.is_decoding {
@@ -347,7 +358,7 @@ impl Scheduler {
             // keeps its memory in this step.
             let is_planned = |slot: &Option<Running>| slot.as_ref().is_some_and(|other| other.parts().1.planned > 0);
             let keeps = !self.policy.is_first_come() && queues.running.last().is_some_and(is_planned);
-            if at + 1 >= queues.running.len() || when == When::Ahead || keeps {
+            if at + 1 >= queues.running.len() || when == When::Ahead || keeps || self.kept_pages > 0 {
                 break;
             }
             let last = if seeded!(NextInOrderIsPreempted) { at + 1 } else { queues.running.len() - 1 };

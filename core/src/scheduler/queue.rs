@@ -117,9 +117,9 @@ impl Queues {
         self.waiting.insert(at, entry);
     }
 
-    /// Let the first that waits wait for a load.
-    pub fn load(&mut self, load: LoadId) {
-        if let Some(waiting) = self.waiting.pop_front() {
+    /// Let the one that waits at `at` wait for a load.
+    pub fn load(&mut self, at: usize, load: LoadId) {
+        if let Some(waiting) = self.waiting.remove(if seeded!(FirstWaitsForAnothersLoad) { 0 } else { at }) {
             self.loading.push(Loading { load, waiting });
         }
     }

@@ -2,21 +2,7 @@
 //! waits with its tokens) and `Leaving` (ended while a step that writes its pages is in flight).
 //!
 //! Each transition consumes the old state, so an illegal one does not compile; memory is held exactly in the states that
-//! have a [`Lease`].
-//!
-//! ```compile_fail,E0599
-//! use tokenspeed_core::scheduler::sequence::{Queued, Sequence};
-//! fn a_queued_request_has_nothing_to_decode(sequence: Sequence<Queued>) {
-//!     sequence.complete();
-//! }
-//! ```
-//! ```compile_fail,E0382
-//! use tokenspeed_core::{cache::memory::Memory, scheduler::sequence::{Decoding, Sequence}};
-//! fn preempted_twice(sequence: Sequence<Decoding>, memory: &mut Memory) {
-//!     sequence.preempt(memory);
-//!     sequence.preempt(memory);
-//! }
-//! ```
+//! have a [`Lease`]. `tests/compile_fail/` has what must not compile.
 
 use crate::{
     bug::seeded,
@@ -281,6 +267,11 @@ macro_rules! holds_memory {
 }
 holds_memory!(Prefilling, Decoding, Leaving);
 
+/// States of which the device still computes something for the caller.
+pub trait Runs: HoldsMemory {}
+impl Runs for Prefilling {}
+impl Runs for Decoding {}
+
 /// States that hold nothing and wait to run.
 pub trait Waits {}
 impl Waits for Queued {}
@@ -337,6 +328,14 @@ impl<S: HoldsMemory> Sequence<S> {
         active.lease.complete_step(memory, active.computed);
     }
 
+    /// End, and forget what was published: the values are in doubt.
+    pub fn discard(self, memory: &mut Memory) -> Sequence<Finished> {
+        self.state.into_active().lease.discard(memory);
+        Sequence { body: self.body, state: Finished(()) }
+    }
+}
+
+impl<S: Runs> Sequence<S> {
     /// Cache the whole computed pages, and the recurrent state if this is a place for it.
     pub fn publish(&mut self, memory: &mut Memory) {
         let active = self.state.active_mut();
@@ -373,12 +372,6 @@ impl<S: HoldsMemory> Sequence<S> {
     /// End and publish nothing more.
     pub fn drop_memory(self, memory: &mut Memory) -> Sequence<Finished> {
         self.state.into_active().lease.release(memory);
-        Sequence { body: self.body, state: Finished(()) }
-    }
-
-    /// End, and forget what was published: the values are in doubt.
-    pub fn discard(self, memory: &mut Memory) -> Sequence<Finished> {
-        self.state.into_active().lease.discard(memory);
         Sequence { body: self.body, state: Finished(()) }
     }
 

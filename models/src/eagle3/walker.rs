@@ -70,10 +70,7 @@ impl<'a> Walker<'a> {
         let mut graph = graph.clone();
         let mut ops = Vec::new();
         for op in std::mem::take(&mut graph.ops) {
-            match catalogue::entry(op.kind).decompose {
-                Some(decompose) => ops.extend(decompose(&op, &mut graph)),
-                None => ops.push(op),
-            }
+            ops.extend(catalogue::basic(op, &mut graph));
         }
         let block = step.to_bytes();
         let view = StepView::new(&block).map_err(WalkError::Step)?;

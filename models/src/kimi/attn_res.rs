@@ -77,14 +77,24 @@ impl Residual {
         self.consumed = true;
     }
 
+    /// What a sublayer's output is added to, for one that adds itself; `None` where the sum starts anew.
+    pub fn base(&self) -> Option<Ref> {
+        (!self.consumed).then_some(self.sum)
+    }
+
+    /// A sublayer has added itself to [`Self::base`].
+    pub fn replace(&mut self, sum: Ref) {
+        self.consumed = false;
+        self.sum = sum;
+    }
+
     /// Add a sublayer's output.
     pub fn add(&mut self, b: &mut Builder<'_>, y: Ref, name: &str) {
-        if std::mem::take(&mut self.consumed) {
-            self.sum = y;
-        } else {
-            let hidden = [b.config.hidden_size];
-            self.sum = b.binary(OpKind::Add, Default::default(), self.sum, y, name, &hidden);
-        }
+        let sum = match self.base() {
+            None => y,
+            Some(base) => b.binary(OpKind::Add, Default::default(), base, y, name, &[b.config.hidden_size]),
+        };
+        self.replace(sum);
     }
 }
 

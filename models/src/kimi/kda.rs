@@ -1,10 +1,11 @@
 //! Kimi Delta Attention: a gated delta rule behind a short convolution, with constant memory per sequence.
 //!
-//! Verify passes record the inputs of the recurrence instead of advancing it; the replay pass advances it over the
-//! accepted ones.
+//! Between its projections a layer is one op, `kda_mix`: a backend that has it in one kernel keeps a head's state in registers,
+//! all others expand it. Verify passes record the inputs of the recurrence instead of advancing it; the replay pass
+//! advances it over the accepted ones.
 
 use super::{
-    builder::{Builder, KDA, attrs, floats},
+    builder::{Builder, KDA, attrs},
     config::{Kda, KdaGate, KimiConfig},
     stack::Pass,
 };
@@ -75,29 +76,10 @@ pub(super) fn attention(b: &mut Builder<'_>, x: Ref, name: &str, nth: usize) -> 
         b.graph.push(OpKind::KdaRecord, Attrs::default(), &operands, format!("{name}.record"));
     }
 
-    let weights = conv_weights(b, name);
-    let [q, k, v] = ["q", "k", "v"].map(|p| b.value(&format!("{name}.{p}_conv"), &shape));
-    let operands = [&raw[..], &weights, &[cache.window, q, k, v]].concat();
-    b.graph.push(OpKind::ShortConv, attrs(&[verify.into()], &[]), &operands, format!("{name}.conv"));
-    let [q, k] = [(q, "q", 1.0 / (head_dim as f64).sqrt()), (k, "k", 1.0)].map(|(value, p, scale)| {
-        let y = b.value(&format!("{name}.{p}_norm"), &shape);
-        b.graph.push(OpKind::L2Norm, floats(&[L2_EPS, scale]), &[value, y], format!("{name}.{p}_norm"));
-        y
-    });
-
+    let conv = conv_weights(b, name);
     let f = b.linear(low, &format!("{name}.f_b_proj"), &shape, head_dim);
     let (a_log, dt_bias) =
         (b.small(&format!("{name}.A_log"), &[heads]), b.small(&format!("{name}.dt_bias"), &[channels]));
-    let g = b.value(&format!("{name}.decay"), &shape);
-    let (bounded, bound) = gate_attrs(gate);
-    b.graph.push(OpKind::KdaGate, attrs(&[bounded], &[bound]), &[f, a_log, dt_bias, g], format!("{name}.decay"));
-    let beta = b.value(&format!("{name}.beta"), &[heads]);
-    b.graph.push(OpKind::Sigmoid, Attrs::default(), &[beta_logits, beta], format!("{name}.beta"));
-
-    let o = b.value(&format!("{name}.o"), &shape);
-    let kind = if verify { OpKind::KdaVerify } else { OpKind::KdaChunk };
-    b.graph.push(kind, Attrs::default(), &[q, k, v, g, beta, cache.state, o], format!("{name}.kda"));
-
     let gates = if full_rank_output_gate {
         b.linear(x, &format!("{name}.g_proj"), &shape, hidden)
     } else {
@@ -105,9 +87,12 @@ pub(super) fn attention(b: &mut Builder<'_>, x: Ref, name: &str, nth: usize) -> 
         b.linear(low, &format!("{name}.g_b_proj"), &shape, head_dim)
     };
     let norm = b.small(&format!("{name}.o_norm.weight"), &[head_dim]);
-    let y = b.value(&format!("{name}.o_norm"), &shape);
-    let eps = floats(&[b.config.rms_norm_eps]);
-    b.graph.push(OpKind::GatedRmsNorm, eps, &[o, gates, norm, y], format!("{name}.o_norm"));
+    let y = b.value(&format!("{name}.mix"), &shape);
+    let (bounded, bound) = gate_attrs(gate);
+    let mix = attrs(&[bounded, verify.into()], &[bound, L2_EPS, 1.0 / (head_dim as f64).sqrt(), b.config.rms_norm_eps]);
+    let inputs = [&raw[..], &[f, beta_logits, gates], &conv, &[a_log, dt_bias, norm]].concat();
+    let operands = [&inputs[..], &[cache.window, cache.state, y]].concat();
+    b.graph.push(OpKind::KdaMix, mix, &operands, format!("{name}.mix"));
     b.linear(y, &format!("{name}.o_proj"), &[hidden], channels)
 }
 

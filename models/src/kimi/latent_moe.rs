@@ -1,7 +1,8 @@
 //! Mixture of experts that work in a narrower latent space, beside shared experts on the full width.
 
 use super::{
-    builder::{Builder, attrs},
+    attn_res::Residual,
+    builder::{Builder, attrs, floats},
     config::{Activation, ExpertFormat, Moe},
 };
 use tokenspeed_backend_api::{
@@ -18,28 +19,71 @@ pub fn is_slots(name: &str) -> bool {
     name.ends_with(SLOTS)
 }
 
-/// The layer's experts.
-pub(super) fn experts(b: &mut Builder<'_>, x: Ref, name: &str) -> Ref {
+/// The layer's experts, added to the residual stream.
+pub(super) fn experts(b: &mut Builder<'_>, x: Ref, name: &str, residual: &mut Residual, sum: &str) {
     let moe = b.config.moe.clone();
+    match (b.config.activation, moe.latent) {
+        (Activation::Situ { beta, linear }, Some(latent)) if moe.latent_norm && moe.shared > 0 => {
+            let y = in_two_ops(b, x, name, (&moe, latent, &[beta, linear]), residual.base(), sum);
+            residual.replace(y);
+        }
+        _ => {
+            let y = in_parts(b, x, name, &moe);
+            residual.add(b, y, sum);
+        }
+    }
+}
+
+/// As Kimi K3 has them: one op makes everything of the input, one brings everything back and adds it to `base`.
+fn in_two_ops(
+    b: &mut Builder<'_>,
+    x: Ref,
+    name: &str,
+    (moe, latent, betas): (&Moe, u64, &[f64]),
+    base: Option<Ref>,
+    sum: &str,
+) -> Ref {
+    let (hidden, width) = (b.config.hidden_size, moe.shared * moe.intermediate_size);
+    let matrix =
+        |b: &mut Builder<'_>, part: &str, rows, columns| b.matrix(&format!("{name}.{part}.weight"), rows, columns);
+    let matrices = [
+        matrix(b, "gate", moe.experts, hidden),
+        matrix(b, "routed_expert_down_proj", latent, hidden),
+        matrix(b, "shared_experts.gate_proj", width, hidden),
+        matrix(b, "shared_experts.up_proj", width, hidden),
+    ];
+    let [logits, z, h] = [("gate", moe.experts), ("routed_expert_down_proj", latent), ("shared_experts.act", width)]
+        .map(|(part, n)| b.value(&format!("{name}.{part}"), &[n]));
+    let operands = [&[x], &matrices[..], &[logits, z, h]].concat();
+    b.graph.push(OpKind::MoeInput, floats(betas), &operands, format!("{name}.input"));
+
+    let (ids, weights) = route(b, logits, name, moe);
+    // The sum over experts: whoever splits experts over ranks must reduce before its norm.
+    let r = routed(b, z, ids, weights, name, moe);
+
+    let norm = b.small(&format!("{name}.routed_expert_norm.weight"), &[latent]);
+    let up = matrix(b, "routed_expert_up_proj", hidden, latent);
+    let down = matrix(b, "shared_experts.down_proj", hidden, width);
+    let y = b.value(sum, &[hidden]);
+    let operands = [&[r, norm, up, h, down], base.as_slice(), &[y]].concat();
+    let output = attrs(&[base.is_some().into()], &[b.config.rms_norm_eps]);
+    b.graph.push(OpKind::MoeOutput, output, &operands, format!("{name}.output"));
+    y
+}
+
+/// Every other kind, op by op; returns what is to be added.
+fn in_parts(b: &mut Builder<'_>, x: Ref, name: &str, moe: &Moe) -> Ref {
     let hidden = b.config.hidden_size;
-    let width = moe.width(hidden);
-
     let logits = b.linear(x, &format!("{name}.gate"), &[moe.experts], hidden);
-    let bias = b.small(&format!("{name}.gate.e_score_correction_bias"), &[moe.experts]);
-    let ids = b.graph.value(format!("{name}.ids"), Vary::Tokens, &[moe.top_k], DType::U32);
-    let weights = b.value(&format!("{name}.weights"), &[moe.top_k]);
-    let router = attrs(&[moe.groups as i64, moe.groups_used as i64, moe.renormalise.into()], &[moe.scale]);
-    b.graph.push(OpKind::RouterTopk, router, &[logits, bias, ids, weights], format!("{name}.router"));
-
+    let (ids, weights) = route(b, logits, name, moe);
     let z = match moe.latent {
         None => x,
         Some(latent) => b.linear(x, &format!("{name}.routed_expert_down_proj"), &[latent], hidden),
     };
-    let mut y = routed(b, z, ids, weights, name, &moe);
+    let mut y = routed(b, z, ids, weights, name, moe);
     if let Some(latent) = moe.latent {
         if moe.latent_norm {
-            // On the sum over experts: whoever splits experts over ranks must reduce before this.
-            y = b.norm(y, &format!("{name}.routed_expert_norm"), width, b.config.rms_norm_eps);
+            y = b.norm(y, &format!("{name}.routed_expert_norm"), latent, b.config.rms_norm_eps);
         }
         y = b.linear(y, &format!("{name}.routed_expert_up_proj"), &[hidden], latent);
     }
@@ -48,6 +92,16 @@ pub(super) fn experts(b: &mut Builder<'_>, x: Ref, name: &str) -> Ref {
         y = b.binary(OpKind::Add, Default::default(), y, shared, &format!("{name}.out"), &[hidden]);
     }
     y
+}
+
+/// Ids and weights of each token's experts.
+fn route(b: &mut Builder<'_>, logits: Ref, name: &str, moe: &Moe) -> (Ref, Ref) {
+    let bias = b.small(&format!("{name}.gate.e_score_correction_bias"), &[moe.experts]);
+    let ids = b.graph.value(format!("{name}.ids"), Vary::Tokens, &[moe.top_k], DType::U32);
+    let weights = b.value(&format!("{name}.weights"), &[moe.top_k]);
+    let router = attrs(&[moe.groups as i64, moe.groups_used as i64, moe.renormalise.into()], &[moe.scale]);
+    b.graph.push(OpKind::RouterTopk, router, &[logits, bias, ids, weights], format!("{name}.router"));
+    (ids, weights)
 }
 
 fn routed(b: &mut Builder<'_>, z: Ref, ids: Ref, weights: Ref, name: &str, moe: &Moe) -> Ref {

@@ -127,12 +127,13 @@ fn forward(b: &mut Builder<'_>) {
 
         let h = residual.read(b, &format!("{name}.mlp_res"));
         let x = b.norm(h, &format!("{name}.post_attention_layernorm"), hidden, eps);
-        let z = if config.has_experts(layer) {
-            latent_moe::experts(b, x, &format!("{name}.block_sparse_moe"))
+        let sum = format!("{name}.sum");
+        if config.has_experts(layer) {
+            latent_moe::experts(b, x, &format!("{name}.block_sparse_moe"), &mut residual, &sum);
         } else {
-            b.mlp(x, &format!("{name}.mlp"), config.intermediate_size)
-        };
-        residual.add(b, z, &format!("{name}.sum"));
+            let z = b.mlp(x, &format!("{name}.mlp"), config.intermediate_size);
+            residual.add(b, z, &sum);
+        }
         taps::keep(b, layer + 1, residual.sum());
     }
 

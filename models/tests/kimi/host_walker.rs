@@ -6,6 +6,7 @@ use tokenspeed_backend_api::{
     catalogue::{self, Case, CaseOperand, Role},
     dtype::DType,
     graph::{CacheTensor, ComponentKind, Graph, GraphOp, Ref, Vary, WeightSource},
+    op::OpKind,
     step::{StepData, StepView},
     tensor::Tensor,
 };
@@ -16,7 +17,8 @@ pub const BLOCKS_PER_ROW: u64 = 16;
 pub const ROWS: u64 = 3;
 pub const SLOTS: u64 = 8;
 
-/// Whether fused ops run as such or as their decomposition.
+/// Whether fused ops run as such or as the basic ops they stand for. `kda_mix`, whose reference goes token by token, runs in its
+/// parts in either case, so that chunks are run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     Exact,
@@ -57,9 +59,10 @@ impl<'a> Host<'a> {
         let ops = graph.ops[range].to_vec();
         let ops: Vec<GraphOp> = ops
             .into_iter()
-            .flat_map(|op| match catalogue::entry(op.kind).decompose {
-                Some(decompose) if self.mode == Mode::Exact => decompose(&op, graph),
-                _ => vec![op],
+            .flat_map(|op| match (self.mode, catalogue::entry(op.kind).decompose) {
+                (Mode::Exact, _) => catalogue::basic(op, graph),
+                (Mode::Fused, Some(decompose)) if op.kind == OpKind::KdaMix => decompose(&op, graph),
+                (Mode::Fused, _) => vec![op],
             })
             .collect();
         let block = step.to_bytes();

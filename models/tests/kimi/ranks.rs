@@ -7,7 +7,10 @@ use crate::{
     variants,
 };
 use std::sync::Arc;
-use tokenspeed_backend_api::graph::{WeightBytes, WeightSource, WeightSpec};
+use tokenspeed_backend_api::{
+    graph::{Graph, WeightBytes, WeightSource, WeightSpec},
+    op::OpKind,
+};
 use tokenspeed_models::{
     kimi::{
         GraphOptions, Graphs, Kda, KimiConfig, KimiWeights, LayerKind, Mla, Moe,
@@ -211,6 +214,19 @@ fn tempting_mistakes_are_seen() {
     }
 }
 
+/// A fused op that works by head or by column is a rank's own; the way out of the experts is cut by an exchange.
+#[test]
+fn fused_ops_of_a_rank() {
+    let config = small(tiny::k3());
+    let whole = Graphs::new(&config, GraphOptions::EXACT).forward;
+    let split = Split::new(&config, 1, 2, ExpertSplit::Width).expect("it divides");
+    let rank = RankGraphs::new(&config, GraphOptions::EXACT, split).expect("it divides").forward.graph;
+    let fused = [OpKind::KdaMix, OpKind::MoeInput, OpKind::MoeOutput];
+    let count = |graph: &Graph| fused.map(|kind| graph.ops.iter().filter(|op| op.kind == kind).count());
+    assert_eq!(count(&whole), [2, 2, 2]);
+    assert_eq!(count(&rank), [2, 2, 0]);
+}
+
 /// Leaving out any exchange is seen: attention, dense MLP, latent sum, MoE output, logits.
 #[test]
 fn every_exchange_is_needed() {
@@ -221,7 +237,8 @@ fn every_exchange_is_needed() {
     let layer = |n: usize, what: &str| format!("model.layers.{n}.{what}");
     let mut expected = vec![layer(0, "self_attn.o_proj"), layer(0, "mlp.down_proj")];
     for n in 1..3 {
-        expected.extend(["self_attn.o_proj", "block_sparse_moe.experts", "block_sparse_moe.out"].map(|w| layer(n, w)));
+        expected
+            .extend(["self_attn.o_proj", "block_sparse_moe.experts", "block_sparse_moe.output"].map(|w| layer(n, w)));
     }
     expected.push("lm_head".to_owned());
     assert_eq!(labels, expected);

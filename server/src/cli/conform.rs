@@ -10,7 +10,7 @@ pub struct ConformArgs {
     /// Backend name, or path of a plugin
     #[arg(value_name = "NAME|PATH")]
     pub backend: String,
-    /// Also time each operation
+    /// Also time each operation, and list what the backend's kernels need and, on an emulated device, what they did
     #[arg(long)]
     pub perf: bool,
     /// Only operations whose name contains this

@@ -226,7 +226,7 @@ mod tests {
 
     use super::*;
     use crate::cli::{Cli, Command, plan};
-    use tokenspeed_backend_api::support::Support;
+    use tokenspeed_backend_api::{catalogue::OpDesc, support::Support};
 
     fn fixture(name: &str) -> String {
         format!("{}/../models/tests/kimi/{name}", env!("CARGO_MANIFEST_DIR"))
@@ -336,7 +336,7 @@ mod tests {
         std::fs::remove_dir_all(folder).expect("cleaned up");
     }
 
-    /// Values of a step take what a program on a backend without scratch takes.
+    /// Values of a step take what a program on a backend without scratch and without fused ops takes.
     #[test]
     fn a_step_is_placed_as_programs_are() {
         let config = tiny::k3();
@@ -355,7 +355,11 @@ mod tests {
                 blocks: 2,
                 states: 2,
             };
-            let lowered = lower(&graph, capacity, 256, &mut |_, _| Support::yes("any")).expect("lowered");
+            let mut basic = |desc: &OpDesc, _: &str| match desc.kind.is_fused() {
+                true => Support::no("basic ops only"),
+                false => Support::yes("any"),
+            };
+            let lowered = lower(&graph, capacity, 256, &mut basic).expect("lowered");
             let request = PlanRequest { chunk_tokens: 100, max_num_seqs: 8, ..PlanRequest::new(ranks) };
             let StepBytes { values, logits, tables, .. } = RankPlan::new(&config, request).expect("planned").step;
             assert_eq!(values, lowered.activation_bytes, "{ranks} ranks");

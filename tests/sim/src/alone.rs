@@ -3,17 +3,24 @@
 
 use tokenspeed_core::{
     engine::EngineConfig,
+    grammar::TokenMask,
     request::{Event, FinishReason, Request, Usage},
     sampler::{History, RowContext, SampleError, Sampler},
 };
 
-use crate::{fingerprint, world::Truth};
+use crate::{fingerprint, grammar::Grammar, world::Truth};
+
+/// Says what may follow an answer: `None` = anything.
+fn mask_of(grammar: Option<&Grammar>, answer: &[u32], n_ids: u32) -> Result<Option<TokenMask>, SampleError> {
+    Ok(grammar.map(|grammar| grammar.mask(answer, n_ids)).transpose()?)
+}
 
 /// One request alone, token by token. Cached tokens are reported as 0.
 #[derive(Debug)]
 pub struct Alone {
     /// As submitted.
     pub request: Request,
+    grammar: Option<Grammar>,
     truth: Truth,
     n_generated: u32,
     is_started: bool,
@@ -22,9 +29,9 @@ pub struct Alone {
 
 impl Alone {
     /// Before its first event.
-    pub fn new(request: Request) -> Self {
+    pub fn new(request: Request, grammar: Option<Grammar>) -> Self {
         let truth = Truth::new(request.cache_salt.as_deref(), &request.prompt);
-        Self { request, truth, n_generated: 0, is_started: false, next: Default::default() }
+        Self { request, grammar, truth, n_generated: 0, is_started: false, next: Default::default() }
     }
 
     /// Tokens so far.
@@ -45,6 +52,18 @@ impl Alone {
     /// Whether the next event needs logits; if not, it follows from the last token.
     pub fn needs_logits(&self) -> bool {
         self.next.is_empty()
+    }
+
+    /// Why the next token cannot be chosen, whatever the logits are.
+    pub fn lacks_mask(&self, config: &EngineConfig) -> Option<SampleError> {
+        let answer = &self.truth.tokens[self.request.prompt.len()..];
+        mask_of(self.grammar.as_ref(), answer, config.tokenizer_vocab_size).err()
+    }
+
+    /// The answer is one that its grammar lets nothing follow.
+    pub fn is_whole(&self) -> bool {
+        let answer = &self.truth.tokens[self.request.prompt.len()..];
+        self.grammar.as_ref().is_some_and(|grammar| grammar.is_whole(answer))
     }
 
     /// The next event.
@@ -72,15 +91,20 @@ impl Alone {
         tokens[prompt.len()..].iter().for_each(|&id| history.push(id));
         let eos_ids: &[u32] = if sampling.ignore_eos { &[] } else { &config.eos_ids };
         let n_generated = self.n_generated;
-        let context = RowContext { params: &sampling, history: &history, tokens, n_generated, eos_ids, mask: None };
-        match sampler.sample(&after(self.truth.last()), &context) {
+        let mask = mask_of(self.grammar.as_ref(), &tokens[prompt.len()..], config.tokenizer_vocab_size);
+        let choice = mask.and_then(|mask| {
+            let mask = mask.as_ref();
+            let context = RowContext { params: &sampling, history: &history, tokens, n_generated, eos_ids, mask };
+            sampler.sample(&after(self.truth.last()), &context)
+        });
+        match choice {
             Err(error) => self.next.push_back(failed(error)),
             Ok(choice) => {
                 self.start(&mut sampler, after);
                 self.truth.push(choice.id);
                 self.n_generated += 1;
                 self.next.push_back(Event::Token { id: choice.id, logprobs: choice.logprobs });
-                if eos_ids.contains(&choice.id) || sampling.stop_token_ids.contains(&choice.id) {
+                if self.is_whole() || eos_ids.contains(&choice.id) || sampling.stop_token_ids.contains(&choice.id) {
                     self.end(FinishReason::Stop);
                 } else if self.truth.tokens.len() as u32 == self.max_len(config) {
                     self.end(FinishReason::Length);

@@ -100,7 +100,8 @@ pub fn explain(seed: u64, failure: &Failure) -> String {
 fn describe(s: &Scenario) -> String {
     let mut text = format!("{:?}\n{:?}, refuses the fused op: {}", s.config, s.via, s.refuses_fused);
     text += &format!(", plans ahead: {}", s.overlaps);
-    for Arrival { label, tick, text: prompt, sampling, priority, salt, abort } in &s.arrivals {
+    text += &format!(", lends masks: {}, queue delay: {:?}, {:?}", s.lends_masks, s.queue_delay_ns, s.wire);
+    for Arrival { label, tick, text: prompt, sampling, priority, salt, grammar, abort } in &s.arrivals {
         let greedy = SamplingParams {
             temperature: 0.0,
             max_tokens: sampling.max_tokens,
@@ -109,7 +110,7 @@ fn describe(s: &Scenario) -> String {
         };
         let how = if *sampling == greedy { "greedy".to_owned() } else { format!("{sampling:?}") };
         text += &format!("\nrequest {label} at tick {tick}: {prompt:?}, at most {} tokens, {how}", sampling.max_tokens);
-        text += &format!(", priority {priority}, salt {salt:?}, {abort:?}");
+        text += &format!(", priority {priority}, salt {salt:?}, {grammar:?}, {abort:?}");
     }
     s.faults.iter().for_each(|(tick, fault)| text += &format!("\nat tick {tick}: {fault:?}"));
     s.load_faults.iter().for_each(|fault| text += &format!("\nat load: {fault:?}"));

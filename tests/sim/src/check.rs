@@ -19,8 +19,12 @@ pub enum Check {
     Conservation,
     /// Block events tell something else than is cached.
     Events,
+    /// Host memory: something is found there that has not arrived whole, or is never fetched.
+    Tier,
     /// Who goes first.
     Order,
+    /// Somebody is refused who would have started in time, or taken who would not.
+    Refusal,
     /// A prefix that must be cached was not found.
     Hit,
     /// The same requests lose their memory again and again.

@@ -37,10 +37,14 @@ pub struct Asked {
     pub is_whole: bool,
     /// When it was submitted.
     pub tick: u32,
+    /// The same, on the clock.
+    pub submitted_ns: u64,
     /// When the caller gives up.
     pub abort: Option<Abort>,
     /// Tokens of its prompt that must be found in the cache; `None` if nothing is promised.
     pub must_hit: Option<u32>,
+    /// Tokens of its prompt that must be found in either tier.
+    pub must_load: Option<u32>,
     /// Reported hit.
     pub cached_tokens: Option<u32>,
     /// All it heard, with no cached tokens.
@@ -100,6 +104,30 @@ pub struct Tally {
     pub right_branches: u64,
     /// Cache rows of right ones, moved to their places.
     pub moves: u64,
+    /// Tokens chosen under a grammar.
+    pub constrained: u64,
+    /// Answers that their grammar ended.
+    pub whole: u64,
+    /// Masks made outside of the engine.
+    pub lent_masks: u64,
+    /// Pages copied to host memory.
+    pub stores: u64,
+    /// Pages copied back.
+    pub loads: u64,
+    /// Copies that fared badly.
+    pub bad_copies: u64,
+    /// Prompt tokens that had to be found in host memory.
+    pub promised_loads: u64,
+    /// Requests aborted while they waited for host memory.
+    pub loads_aborted: u64,
+    /// Requests refused because they would have started late.
+    pub early_refusals: u64,
+    /// Admissions of requests that came after one that went on waiting.
+    pub overtaken: u64,
+    /// Admissions of those who had been overtaken often enough.
+    pub aged: u64,
+    /// Steps in which new requests were kept waiting for one another.
+    pub coalesced: u64,
     /// Runs of other configurations.
     pub variants: u64,
 }
@@ -131,6 +159,18 @@ impl std::ops::AddAssign for Tally {
         self.branches += o.branches;
         self.right_branches += o.right_branches;
         self.moves += o.moves;
+        self.constrained += o.constrained;
+        self.whole += o.whole;
+        self.lent_masks += o.lent_masks;
+        self.stores += o.stores;
+        self.loads += o.loads;
+        self.bad_copies += o.bad_copies;
+        self.promised_loads += o.promised_loads;
+        self.loads_aborted += o.loads_aborted;
+        self.early_refusals += o.early_refusals;
+        self.overtaken += o.overtaken;
+        self.aged += o.aged;
+        self.coalesced += o.coalesced;
         self.variants += o.variants;
     }
 }
@@ -198,7 +238,9 @@ impl Ears {
                 Some((which, len, token, fingerprint))
                     if which == id
                         && world.truths[&id].prefix.get(len as usize) == Some(&fingerprint)
-                        && asked.alone.needs_logits() =>
+                        && asked.alone.needs_logits()
+                        // The row to be sampled is not looked at before there is a mask for it; rows of the prompt are.
+                        && (asked.alone.tokens().len() > len as usize || asked.alone.lacks_mask(&self.config).is_none()) =>
                 {
                     alone::failed(SampleError::NotFinite { id: token })
                 }
@@ -216,15 +258,18 @@ impl Ears {
                 let has_state = world.sizes.states > 0;
                 self.tally.hybrid_hits += u64::from(cached > 0 && has_state);
                 self.tally.promised += u64::from(asked.must_hit.is_some_and(|must| must > 0));
+                self.tally.promised_loads += u64::from(asked.must_load.unwrap_or(0));
             }
             Event::Token { id: token, .. } => {
                 self.tally.tokens += 1;
+                self.tally.constrained += u64::from(asked.alone.request.constraint.is_some());
                 if let Some(truth) = world.truths.get_mut(&id) {
                     truth.push(*token);
                 }
             }
             Event::Finished { reason, .. } => {
                 (asked.is_over, asked.is_whole) = (true, *reason != FinishReason::Abort);
+                self.tally.whole += u64::from(*reason == FinishReason::Stop && asked.alone.is_whole());
                 self.ended[match reason {
                     FinishReason::Stop => 0,
                     FinishReason::Length => 1,
@@ -247,13 +292,14 @@ fn check_hit(id: RequestId, asked: &Asked, cached: u32, config: &EngineConfig) -
     if cached >= n_prompt || !cached.is_multiple_of(config.block_tokens) || cached > 0 && !config.prefix_cache {
         return Err(Failure::new(Check::Hit, format!("{id:?} reports {cached} cached of {n_prompt} prompt tokens")));
     }
-    match asked.must_hit {
-        Some(must) if cached < must => {
-            let what =
-                format!("{id:?} found {cached} of {n_prompt} prompt tokens, {must} were computed and never left");
+    let promises = [(asked.must_hit, "were computed and never left"), (asked.must_load, "were there for all to know")];
+    match promises.into_iter().find(|(must, _)| must.is_some_and(|must| cached < must)) {
+        Some((must, why)) => {
+            let must = must.unwrap_or(0);
+            let what = format!("{id:?} found {cached} of {n_prompt} prompt tokens, {must} {why}");
             Err(Failure::new(Check::Hit, what))
         }
-        _ => Ok(()),
+        None => Ok(()),
     }
 }
 

@@ -5,13 +5,15 @@ use tokenspeed_backend_api::exec::Via;
 use tokenspeed_core::{
     engine::{ComponentClass, ComponentConfig, EngineConfig, Pass},
     request::SamplingParams,
+    scheduler::policy::{Order, SchedulingConfig},
     speculation::{BRANCHES_MAX, DRAFT_MAX, DraftModel, SpeculationConfig},
 };
 
 use crate::{
+    grammar::{Grammar, Trouble},
     graph::DRAFT,
     rng::Rng,
-    scenario::{Abort, Arrival, Fault, LoadFault, Origin, Scenario, Text},
+    scenario::{Abort, Arrival, Fault, LoadFault, Origin, Scenario, Text, Wire},
     world::StepFault,
 };
 
@@ -24,6 +26,9 @@ pub fn scenario(seed: u64) -> Scenario {
     let is_long = rng.one_in(40);
     let mood =
         rng.pick(&[Mood::Mixed, Mood::Mixed, Mood::Calm, Mood::Crowded, Mood::Crowded, Mood::Poisoned, Mood::Guessing]);
+    // Drawn apart, so that the rest of a seed stays what it is.
+    let tiers = &mut Rng::new(seed, 4);
+    let mood = if !is_long && tiers.one_in(5) { tiers.pick(&[Mood::Tiered, Mood::Returning]) } else { mood };
     let mut config = config(rng, seed, is_long, mood);
     let pages = config.blocks_per_row;
     match mood {
@@ -31,6 +36,12 @@ pub fn scenario(seed: u64) -> Scenario {
         Mood::Calm | Mood::Guessing => {
             config.prefix_cache = true;
             config.components.iter_mut().for_each(|component| component.n_blocks = component.n_blocks.max(pages * 30));
+        }
+        Mood::Tiered | Mood::Returning => {
+            config.prefix_cache = true;
+            let n_blocks = 1 + pages + rng.below(pages / 2 + 2);
+            let paged = config.components.iter_mut().filter(|component| component.class == ComponentClass::Paged);
+            paged.for_each(|component| component.n_blocks = n_blocks);
         }
         Mood::Crowded => {
             let n_blocks = 1 + pages + rng.below(pages + 2);
@@ -40,14 +51,29 @@ pub fn scenario(seed: u64) -> Scenario {
     }
     let n_arrivals = if is_long { rng.between(1, 10) } else { rng.pick(&[2, 6, 12, 24, 40]) };
     let n_arrivals = if mood == Mood::Crowded { n_arrivals.max(6) } else { rng.between(1, n_arrivals) };
-    let arrivals = arrivals(rng, &config, n_arrivals, mood);
+    let mut arrivals = arrivals(rng, &config, n_arrivals, mood);
+    add_grammars(seed, &mut arrivals, mood);
+    add_early_aborts(seed, &mut arrivals, mood);
+    let mut wire = wire(seed);
+    if mood == Mood::Returning {
+        (wire.delay, wire.trouble) = (wire.delay.min(5), 0);
+        config.host_pages = pages * 8;
+    }
+    let gate = &mut Rng::new(seed, 6);
+    let queue_delay_ns = (mood != Mood::Returning && gate.one_in(5)).then(|| gate.pick(&[0, 2_000, 20_000, 200_000]));
+    if queue_delay_ns.is_some() && gate.one_in(2) {
+        arrivals.iter_mut().for_each(|arrival| arrival.priority = gate.pick(&[0, 0, -1, 3]));
+    }
     let last_tick = arrivals.last().map_or(0, |arrival| arrival.tick) + 40;
     Scenario {
         seed,
         via: if rng.one_in(4) { Via::Walker } else { Via::Program },
         refuses_fused: rng.one_in(4),
         overlaps: Rng::new(seed, 2).one_in(2),
-        faults: of_drafts(seed, &config, faults(rng, last_tick, mood)),
+        lends_masks: Rng::new(seed, 8).one_in(2),
+        queue_delay_ns,
+        faults: of_host(seed, wire, last_tick, of_drafts(seed, &config, faults(rng, last_tick, mood))),
+        wire,
         load_faults: load_faults(rng),
         repeats: rng.one_in(16),
         varies: !is_long && rng.one_in(10),
@@ -61,6 +87,7 @@ fn config(rng: &mut Rng, seed: u64, is_long: bool, mood: Mood) -> EngineConfig {
         (true, _) => rng.pick(&[16, 32, 64]),
         (false, Mood::Crowded) => rng.pick(&[1, 1, 1, 2]),
         (false, Mood::Guessing) => rng.pick(&[2, 2, 3, 4, 8]),
+        (false, Mood::Tiered | Mood::Returning) => rng.pick(&[1, 2, 2, 4, 8]),
         (false, _) => rng.pick(&[1, 2, 3, 4, 8, 16]),
     };
     let max_model_len = match is_long {
@@ -109,7 +136,7 @@ struct Feature {
 
 /// What a seed switches on or leaves off, each drawn from a stream of its own: one more at the end changes nothing in the
 /// seeds that do not have it.
-const FEATURES: [Feature; 6] = [
+const FEATURES: [Feature; 8] = [
     // A second paged component.
     Feature {
         one_in: |_| 3,
@@ -123,6 +150,7 @@ const FEATURES: [Feature; 6] = [
         one_in: |mood| match mood {
             Mood::Crowded => 4,
             Mood::Guessing => 1,
+            Mood::Returning => 1000,
             _ => 2,
         },
         add: |rng, config| {
@@ -169,8 +197,31 @@ const FEATURES: [Feature; 6] = [
             }
         },
     },
-    // The device samples and relays.
-    Feature { one_in: |_| 2, add: |_, config| config.relay = config.speculation.is_none() },
+    // Host memory behind the device.
+    Feature {
+        one_in: |mood| if matches!(mood, Mood::Tiered | Mood::Returning) { 1 } else { 3 },
+        add: |rng, config| {
+            let pages = config.blocks_per_row;
+            let few = rng.between(1, pages);
+            config.host_pages = rng.pick(&[few, pages * 2, pages * 8, pages * 8]);
+            config.host_states = rng.pick(&[0, 1, 4, 40, 40]);
+        },
+    },
+    // Who goes first: without a prefix cache what remains of a prompt is known.
+    Feature {
+        one_in: |_| 2,
+        add: |rng, config| {
+            config.scheduling = SchedulingConfig {
+                order: rng.pick(&[Order::FirstCome, Order::ShortestPrefill, Order::ShortestPrefill]),
+                overtaken_steps_max: rng.pick(&[0, 1, 3, 3, 64]),
+                // A step takes some thousand.
+                coalescing_ns: rng.pick(&[0, 0, 5_000, 30_000, 200_000, u64::MAX]),
+            };
+            config.prefix_cache &= !rng.one_in(3);
+        },
+    },
+    // The device samples and relays, which leaves no time to copy between steps.
+    Feature { one_in: |_| 2, add: |_, config| config.relay = config.speculation.is_none() && config.host_pages == 0 },
 ];
 
 /// Let steps have more tokens and rows of logits.
@@ -217,6 +268,10 @@ enum Mood {
     Poisoned,
     /// Long answers, all at once, in little memory: preemption.
     Crowded,
+    /// Turns of conversations that hardly fit on the device together, and host memory.
+    Tiered,
+    /// The same one after the other, with plenty of host memory and nothing wrong: then what must come back is known.
+    Returning,
     /// As calm, with recurrent states and guesses of which half are right.
     Guessing,
 }
@@ -242,6 +297,18 @@ fn arrivals(rng: &mut Rng, config: &EngineConfig, n: u32, mood: Mood) -> Vec<Arr
         Mood::Mixed => {}
         Mood::Poisoned => (habits.turn_rate, habits.n_salts, habits.fresh) = (2, 1, vec![long / 4, 3]),
         Mood::Calm => (habits.abort_rate, habits.turn_rate, habits.gap) = (0, 2, rng.pick(&[2, 10, 60])),
+        Mood::Tiered => {
+            (habits.turn_rate, habits.gap, habits.n_salts) = (rng.pick(&[1, 2]), rng.pick(&[1, 10, 60]), 1);
+            (habits.fork_rate, habits.edit_rate, habits.talks_on) = (8, 10, rng.one_in(2));
+            habits.abort_rate = rng.pick(&[0, 2, 3]);
+            (habits.fresh, habits.max_tokens) = (vec![1, long / 4, long / 2], vec![2, 5, 12]);
+            habits.reports = rng.pick(&[2, 1000, 1000]);
+        }
+        Mood::Returning => {
+            (habits.turn_rate, habits.gap, habits.n_salts) = (2, 200, 1);
+            (habits.fork_rate, habits.edit_rate, habits.abort_rate) = (1000, 10, 0);
+            (habits.fresh, habits.max_tokens, habits.reports) = (vec![1, long / 4, long / 2], vec![2, 5], 1000);
+        }
         Mood::Guessing => {
             (habits.abort_rate, habits.turn_rate, habits.gap) = (0, 1, rng.pick(&[10, 60]));
             (habits.fork_rate, habits.edit_rate, habits.n_salts, habits.reports) = (1000, 1000, 1, 1000);
@@ -284,7 +351,7 @@ fn arrivals(rng: &mut Rng, config: &EngineConfig, n: u32, mood: Mood) -> Vec<Arr
             .then(|| Abort { after: rng.pick(&[0, 1, 2, 5, 20]), in_flight: rng.one_in(2) });
         let sampling = sampling(rng, config, &habits);
         let priority = rng.pick(&habits.priorities);
-        let arrival = Arrival { label, tick, text, sampling, priority, salt, abort };
+        let arrival = Arrival { label, tick, text, sampling, priority, salt, grammar: None, abort };
         // `n` choices of one prompt.
         let n_choices = if rng.one_in(12) { rng.between(2, 4) } else { 1 };
         for choice in 0..n_choices {
@@ -326,7 +393,7 @@ fn sampling(rng: &mut Rng, config: &EngineConfig, habits: &Habits) -> SamplingPa
 
 fn faults(rng: &mut Rng, last_tick: u32, mood: Mood) -> Vec<(u32, Fault)> {
     let mut faults = Vec::new();
-    if matches!(mood, Mood::Calm | Mood::Crowded | Mood::Guessing) {
+    if matches!(mood, Mood::Calm | Mood::Crowded | Mood::Guessing | Mood::Tiered | Mood::Returning) {
         return faults;
     }
     let mut some = |rng: &mut Rng, one_seed_in: u32, rates: &[u32], make: &dyn Fn(&mut Rng) -> Fault| {
@@ -359,6 +426,49 @@ fn of_drafts(seed: u64, config: &EngineConfig, mut faults: Vec<(u32, Fault)>) ->
         {
             *pass = rng.pick(&[Pass::DraftFirst, Pass::DraftNext]);
         }
+    }
+    faults
+}
+
+/// Callers who leave while pages are on their way to them.
+fn add_early_aborts(seed: u64, arrivals: &mut [Arrival], mood: Mood) {
+    let rng = &mut Rng::new(seed, 10);
+    if matches!(mood, Mood::Tiered | Mood::Returning) && rng.one_in(3) {
+        for arrival in arrivals {
+            if rng.one_in(3) {
+                arrival.abort = Some(Abort { after: rng.between(1, 4), in_flight: false });
+            }
+        }
+    }
+}
+
+/// Some answers, or all, have a grammar.
+fn add_grammars(seed: u64, arrivals: &mut [Arrival], mood: Mood) {
+    let rng = &mut Rng::new(seed, 5);
+    let rate = if mood == Mood::Guessing { rng.pick(&[0, 0, 2]) } else { rng.pick(&[0, 0, 0, 4, 1]) };
+    for arrival in arrivals.iter_mut().filter(|_| rate > 0) {
+        if rng.one_in(rate) {
+            let trouble = rng.pick(&[None, None, None, Some(Trouble::Refuses), Some(Trouble::Panics)]);
+            let trouble = trouble.map(|trouble| (rng.pick(&[0, 2, 4, 8]), trouble));
+            let whole_after = rng.pick(&[1, 3, 8, 20, 60]);
+            arrival.grammar = Some(Grammar { seed: rng.bits(), whole_after, trouble });
+            // The answer ends where its grammar does.
+            arrival.sampling.ignore_eos = false;
+        }
+    }
+}
+
+fn wire(seed: u64) -> Wire {
+    let rng = &mut Rng::new(seed, 7);
+    Wire { seed: rng.bits(), delay: rng.pick(&[0, 1, 5, 30]), trouble: rng.pick(&[0, 0, 10, 3]) }
+}
+
+/// Where copies fare badly, bits flip too.
+fn of_host(seed: u64, wire: Wire, last_tick: u32, mut faults: Vec<(u32, Fault)>) -> Vec<(u32, Fault)> {
+    let rng = &mut Rng::new(seed, 9);
+    if wire.trouble > 0 && rng.one_in(3) {
+        faults.extend((0..last_tick).filter(|_| rng.one_in(40)).map(|tick| (tick, Fault::Damage)));
+        faults.sort_by_key(|(tick, _)| *tick);
     }
     faults
 }

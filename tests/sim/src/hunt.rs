@@ -34,7 +34,10 @@ pub fn hunt(bug: Bug, from: u64, seeds: u64) -> Option<Found> {
 
 /// The checks that may find a bug first, as in `docs/reliability.md`.
 pub fn expected(bug: Bug) -> &'static [Check] {
-    use Check::{Assertion, Baseline, Conservation, Events, Heard, Hit, Order, Page, State, Step, Table, Thrash};
+    use Check::{
+        Assertion, Baseline, Conservation, Events, Heard, Hit, Order, Page, Progress, Refusal, State, Step, Table,
+        Thrash, Tier,
+    };
     match bug {
         Bug::JointMatchTakesPagesOnly
         | Bug::WholePromptIsReused
@@ -47,8 +50,9 @@ pub fn expected(bug: Bug) -> &'static [Check] {
         Bug::SaltIsIgnored | Bug::EmptySaltIsNoSalt => &[Page, State],
         Bug::DoubtfulPagesStayCached => &[Page],
         Bug::PageIsFoundWithoutItsHistory => &[Page, Conservation, Assertion],
-        Bug::FoundPathIsNotChecked => &[Table, Page, Conservation, Assertion],
-        Bug::NothingIsEverFound | Bug::OutputIsNotPublished | Bug::SnapshotsAreNeverKept => &[Hit],
+        Bug::FoundPathIsNotChecked => &[Table, Page, State, Conservation, Assertion],
+        Bug::NothingIsEverFound => &[Hit, Progress],
+        Bug::OutputIsNotPublished | Bug::SnapshotsAreNeverKept => &[Hit],
         Bug::PreemptedLosesItsLastToken => &[Assertion, Step, Heard],
         Bug::NextInOrderIsPreempted
         | Bug::AbortFreesBeforeTheStepEnds
@@ -85,6 +89,29 @@ pub fn expected(bug: Bug) -> &'static [Check] {
         | Bug::FirstTokenIsNotPenalised
         | Bug::CachedTokensAreOverwritten => &[Heard],
         Bug::RemovalIsNotAnnounced | Bug::AnnouncedParentIsWrong => &[Events],
+        Bug::CopyIsFoundBeforeItEnds | Bug::BadCopyIsKept => &[Tier],
+        Bug::FailedCopyIsBelieved => &[Tier, Page, State],
+        Bug::VoidCopyIsBelieved | Bug::LoadHoldsNothing => &[Assertion, Conservation, Tier, Page],
+        Bug::StateGivenUpMeanwhileIsKept => &[State],
+        Bug::CopyEndsTwice => &[Tier, Page, State, Assertion],
+        Bug::PagesBehindAGapCount => &[Conservation, Assertion],
+        Bug::PageLoadedInVainIsLost => &[Conservation],
+        Bug::ChecksumIsNotLookedAt => &[Page, State],
+        Bug::ChangesAreForgottenUntold => &[Table, Page],
+        Bug::RestTakesEveryPage => &[Thrash],
+        Bug::AbortEndsTheLoad => &[Page, Table, Conservation],
+        Bug::LoadWakesNobody => &[Progress, Assertion],
+        Bug::NothingComesBack => &[Hit],
+        Bug::FlushLeavesHostMemory | Bug::FlushIgnoresCopies => &[Baseline, Assertion, Events],
+        Bug::FirstWaitsForAnothersLoad => &[Tier],
+        Bug::LongestPrefillGoesFirst
+        | Bug::OvertakenForEver
+        | Bug::NewGoesBeforeReturning
+        | Bug::CoalescingHasNoBound => &[Order],
+        Bug::CoalescingHoldsWithoutWork => &[Order, Assertion],
+        Bug::RefusalCountsWhoeverWaits | Bug::BurstSlipsThrough => &[Refusal],
+        Bug::MaskOfTheFirstRowForAll => &[Heard, Assertion],
+        Bug::GuessStaysInTheGrammar | Bug::WholeAnswerGoesOn | Bug::FailureAheadEndsTheAnswer => &[Heard],
         Bug::HeldPageIsEvicted | Bug::ReleaseStartsAtTheFront => &[Conservation, Assertion],
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! * [`device`], [`graph`], [`model`]: the verifiable device, the op lists it runs, and how they get there; [`world`]: the truth it compares with.
 //! * [`scenario`], [`generate`]: a run as data (configuration, requests, faults), and random ones from a seed.
-//! * [`alone`]: the oracle; [`simulate`]: the loop; [`ears`], [`watch`]: what is checked.
+//! * [`alone`]: the oracle; [`simulate`]: the loop; [`ears`], [`watch`], [`service`]: what is checked; [`grammar`]: constrained answers.
 //! * [`shrink`]: a small case from a failing one; [`campaign`]: many seeds on several threads.
 //!
 //! A scenario is data and the loop draws no random numbers, so removing a request or a fault from it leaves the rest as
@@ -18,12 +18,14 @@ pub mod device;
 pub mod ears;
 pub mod fingerprint;
 pub mod generate;
+pub mod grammar;
 pub mod graph;
 #[cfg(debug_assertions)]
 pub mod hunt;
 pub mod model;
 pub mod rng;
 pub mod scenario;
+pub mod service;
 pub mod shrink;
 pub mod simulate;
 pub mod watch;

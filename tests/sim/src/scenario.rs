@@ -7,7 +7,7 @@ use tokenspeed_core::{
     request::SamplingParams,
 };
 
-use crate::{model::DeviceChoice, rng::Rng, world::StepFault};
+use crate::{grammar::Grammar, model::DeviceChoice, rng::Rng, world::StepFault};
 
 /// Everything about a run.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,6 +22,12 @@ pub struct Scenario {
     pub refuses_fused: bool,
     /// Steps are planned while the one before runs.
     pub overlaps: bool,
+    /// Masks of grammars are taken out of the engine while a step runs, and half of them are made there.
+    pub lends_masks: bool,
+    /// Requests that would start later than this are refused, in nanoseconds.
+    pub queue_delay_ns: Option<u64>,
+    /// How copies to and from host memory fare.
+    pub wire: Wire,
     /// Requests, in order of their ticks.
     pub arrivals: Vec<Arrival>,
     /// Faults, each at a tick.
@@ -32,6 +38,44 @@ pub struct Scenario {
     pub repeats: bool,
     /// Run other configurations and compare the text.
     pub varies: bool,
+}
+
+/// What becomes of copies: a function of the seed, the page's name and how often it was copied before, so that it stays what
+/// it is when others are removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wire {
+    /// Of the draws.
+    pub seed: u64,
+    /// Most ticks that a copy takes.
+    pub delay: u32,
+    /// One copy in so many fares badly; 0 = none.
+    pub trouble: u32,
+}
+
+/// How one copy fares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It ends well.
+    Arrives,
+    /// So it does, and its end is told again later.
+    ToldTwice,
+    /// Nothing arrives, and somebody notices in the end.
+    Lost,
+    /// A part of it arrives.
+    Half,
+    /// A bit flips in host memory.
+    Damaged,
+}
+
+impl Wire {
+    /// Ticks that a copy takes, and how it fares.
+    pub fn fate(&self, name: u64, is_load: bool, times: u32) -> (u32, Fate) {
+        let rng = &mut Rng::new(self.seed ^ name, 2 * u64::from(times) + u64::from(is_load));
+        let delay = if rng.one_in(3) { 0 } else { rng.below(self.delay + 1) };
+        let is_well = self.trouble == 0 || !rng.one_in(self.trouble);
+        let fates = [Fate::ToldTwice, Fate::Lost, Fate::Half, Fate::Damaged];
+        (delay, if is_well { Fate::Arrives } else { rng.pick(&fates) })
+    }
 }
 
 /// A request to come.
@@ -49,6 +93,8 @@ pub struct Arrival {
     pub priority: i32,
     /// Cache salt.
     pub salt: Option<String>,
+    /// What its answer must look like.
+    pub grammar: Option<Grammar>,
     /// When the caller gives up.
     pub abort: Option<Abort>,
 }
@@ -104,6 +150,8 @@ pub enum Fault {
     StepTokens(u32),
     /// A flush is asked for.
     Flush,
+    /// A bit flips in everything that is in host memory.
+    Damage,
 }
 
 /// How loading fails.

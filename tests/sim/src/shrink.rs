@@ -1,7 +1,7 @@
 //! A small case from a failing one: try to remove or simplify one thing after the other, and keep what still fails by
 //! the same check.
 
-use tokenspeed_core::request::SamplingParams;
+use tokenspeed_core::{request::SamplingParams, scheduler::policy::SchedulingConfig};
 
 use crate::{
     check::Failure,
@@ -71,7 +71,7 @@ fn remove_parts<T>(best: &mut (Scenario, Failure), attempt: Attempt<'_>, list: f
     }
 }
 
-const WHOLE: [fn(&mut Scenario); 16] = [
+const WHOLE: [fn(&mut Scenario); 24] = [
     |s| s.repeats = false,
     |s| s.varies = false,
     |s| s.load_faults.clear(),
@@ -91,15 +91,25 @@ const WHOLE: [fn(&mut Scenario); 16] = [
     },
     |s| s.config.components.retain(|component| component.name != "kda"),
     |s| s.config.table_rows = s.config.max_num_seqs,
+    |s| s.lends_masks = false,
+    |s| s.queue_delay_ns = None,
+    |s| s.wire.trouble = 0,
+    |s| s.wire.delay = 0,
+    |s| (s.config.host_pages, s.config.host_states) = (0, 0),
+    |s| s.config.host_states = 0,
+    |s| s.config.scheduling.coalescing_ns = 0,
+    |s| s.config.scheduling = SchedulingConfig::default(),
 ];
 
-const EACH: [fn(&mut Arrival); 12] = [
+const EACH: [fn(&mut Arrival); 14] = [
     |a| a.sampling = SamplingParams { temperature: 0.0, max_tokens: a.sampling.max_tokens, ..Default::default() },
     |a| a.sampling.max_tokens /= 2,
     |a| a.sampling.max_tokens = a.sampling.max_tokens.saturating_sub(1),
     |a| a.abort = None,
     |a| a.salt = None,
     |a| a.priority = 0,
+    |a| a.grammar = None,
+    |a| a.grammar.iter_mut().for_each(|grammar| grammar.trouble = None),
     |a| a.text.edit = None,
     |a| a.text.fresh /= 2,
     |a| a.text.keep /= 2,

@@ -5,6 +5,7 @@
 //! must end within a bound, memory must be as at the start, and a flush must leave nothing.
 
 mod boot;
+mod door;
 mod drafting;
 mod ending;
 mod passes;
@@ -12,33 +13,40 @@ mod promise;
 mod requests;
 mod told;
 mod variants;
+mod wire;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
 use tokenspeed_backend_api::backend::Backend;
 use tokenspeed_core::{
     engine::{EngineState, Plan, inspect::Holder},
+    grammar::MaskJob,
     load::DeviceProgram,
     request::{Event, RequestId},
+    sampler::SampleError,
     step::StepBuffer,
 };
 
 use crate::{
+    alone::failed,
     campaign::simulating,
     check::{Check, Failure, ensure},
     ears::{Asked, Ears, Tally},
     model,
     scenario::{Arrival, Fault, Scenario},
-    watch::{Rank, Watch},
+    service::{Open, Opens, Service},
+    watch::Watch,
     world::{Held, Registered, StepFault, World},
 };
 use boot::{boot, load_faults, sizes};
+use door::Door;
 use passes::FaultyPass;
 use promise::Promises;
 use told::Told;
+use wire::Wire;
 
 /// What a run did.
 #[derive(Clone, Debug, Default)]
@@ -94,6 +102,10 @@ struct Simulation<'s> {
     registered: Registered,
     ears: Ears,
     watch: Watch,
+    service: Service,
+    wire: Wire,
+    /// Refuses requests that would start too late.
+    door: Option<Door>,
     promises: Promises,
     told: Told,
     /// Labels to ids, for later turns.
@@ -109,10 +121,15 @@ struct Simulation<'s> {
     replay_fault: Option<StepFault>,
     /// Steps allowed from here on.
     steps_left: u64,
+    /// Ticks in a row in which everybody waited for host memory.
+    idle_ticks: u32,
 }
 
 /// Steps more than the tokens of all requests, one after the other, before a run counts as stuck.
 const SLACK_STEPS: u64 = 100;
+/// Ticks in a row in which nothing runs because everybody waits for host memory: each waits a few times, for copies that take
+/// a few ticks.
+const IDLE_TICKS_MAX: u32 = 2000;
 /// Pools up to this size are counted after every call, larger ones every so many steps.
 const SMALL_POOL_PAGES: u32 = 3000;
 const CHECK_EVERY_STEPS: u64 = 50;
@@ -121,6 +138,7 @@ impl<'s> Simulation<'s> {
     fn new(backend: &'s Backend, scenario: &'s Scenario) -> Result<Self, Failure> {
         let (engine, registered, program) = boot(backend, scenario)?;
         let ears = Ears::new(scenario.config.clone(), registered.world.clone());
+        let door = scenario.queue_delay_ns.map(|ns| Door::new(ns, &engine));
         Ok(Self {
             backend,
             scenario,
@@ -131,6 +149,9 @@ impl<'s> Simulation<'s> {
             ears,
             registered,
             watch: Watch::new(scenario.config.block_tokens),
+            service: Service::new(&scenario.config),
+            wire: Wire::default(),
+            door,
             promises: Promises::new(&scenario.config),
             told: Told::default(),
             ids: BTreeMap::new(),
@@ -142,6 +163,7 @@ impl<'s> Simulation<'s> {
             now_ns: 1 << 60,
             replay_fault: None,
             steps_left: SLACK_STEPS,
+            idle_ticks: 0,
         })
     }
 
@@ -159,8 +181,10 @@ impl<'s> Simulation<'s> {
                     Fault::Clock(jump) => self.now_ns = self.now_ns.saturating_add_signed(jump),
                     Fault::StepTokens(tokens) => self.engine.set_step_tokens(tokens),
                     Fault::Flush => self.flush()?,
+                    Fault::Damage => self.damage(),
                 }
             }
+            self.land(false)?;
             if !self.turn(fault, stall)? && self.is_done() {
                 break;
             }
@@ -189,27 +213,35 @@ impl<'s> Simulation<'s> {
             self.watch.before_plan(&self.engine.holders().collect::<Vec<_>>(), available(&self.engine));
             let plan = self.engine.plan(self.now_ns, &mut self.step);
             let holders: Vec<Holder> = self.engine.holders().collect();
-            self.watch.planned(&holders, &self.open(), available(&self.engine))?;
+            let opens = self.open();
+            self.watch.planned(&holders, &opens, available(&self.engine), &mut self.service)?;
+            self.service.planned(&holders, &opens, self.engine.decisions(), self.now_ns)?;
             (plan, holders)
         };
         let metrics = self.engine.metrics();
         self.conserve()?;
+        self.look_at_loading()?;
+        self.promises.looked_at(&metrics);
+        self.take_orders();
+        let are_loading = self.wire.are_loading();
+        self.land(false)?;
         let Some(plan) = plan else {
-            let open = self.ears.open().next().map(|(id, _)| *id);
-            ensure(open.is_none(), Check::Progress, || format!("{open:?} waits and there is nothing to run"))?;
-            return Ok(false);
+            return self.idle(are_loading);
         };
+        self.idle_ticks = 0;
         ensure(self.steps_left > 0, Check::Progress, || {
             let open: Vec<_> = self.ears.open().map(|(id, asked)| (id.0, asked.label)).collect();
             format!("steps ran out with requests (id, label) {open:?} not ended")
         })?;
         self.steps_left -= 1;
-        self.promises.looked_at(&metrics);
         if !self.promises.is_on() {
             self.ears.asked.values_mut().for_each(|asked| asked.must_hit = None);
         }
         self.tell_world(&holders);
+        let load = (plan.n_decode_tokens, plan.n_tokens - plan.n_decode_tokens);
         let result = self.compute(&plan, fault)?;
+        let began_ns = self.now_ns;
+        let masks = self.lend_masks();
         if self.scenario.overlaps {
             self.follow()?;
         }
@@ -217,15 +249,26 @@ impl<'s> Simulation<'s> {
             self.outcome.tally.plans_ahead += 1;
             // Memory may be full only until the step in flight has been taken in.
             self.promises.looked_at(&self.engine.metrics());
-            self.watch.planned_ahead(&self.engine.holders().collect::<Vec<_>>(), &self.open())?;
+            self.watch.planned_ahead(&self.engine.holders().collect::<Vec<_>>(), &self.open(), &mut self.service)?;
             self.conserve()?;
+            self.look_at_loading()?;
         }
         for _ in 0..stall {
             self.tick += 1;
             self.arrive()?;
             self.give_up(true)?;
+            self.take_orders();
+            self.land(false)?;
         }
         self.give_up(true)?;
+        for mut job in masks {
+            // Half of them are left to the engine.
+            if self.outcome.tally.lent_masks.is_multiple_of(2) {
+                job.run();
+            }
+            self.outcome.tally.lent_masks += 1;
+            self.engine.return_masks(job);
+        }
         let holders: Vec<Holder> = self.engine.holders().collect();
         self.watch.before_advance(&holders)?;
         self.now_ns = self.now_ns.saturating_add(1000 + 100 * u64::from(plan.n_tokens));
@@ -240,7 +283,38 @@ impl<'s> Simulation<'s> {
             Err(message) => self.fail_all(fault, message)?,
         }
         self.heard()?;
-        self.settle()
+        let is_ready = self.settle()?;
+        self.report(load, self.now_ns.saturating_sub(began_ns));
+        Ok(is_ready)
+    }
+
+    /// Nothing can be planned: everybody waits for host memory, or for what loads hold that nobody waits for any more.
+    fn idle(&mut self, waits: bool) -> Result<bool, Failure> {
+        let open = self.ears.open().next().map(|(id, _)| *id);
+        ensure(open.is_none() || waits, Check::Progress, || format!("{open:?} waits and there is nothing to run"))?;
+        self.idle_ticks = if open.is_none() { 0 } else { self.idle_ticks + 1 };
+        ensure(self.idle_ticks <= IDLE_TICKS_MAX, Check::Progress, || {
+            format!("{open:?} waits for ever for its pages")
+        })?;
+        Ok(open.is_some())
+    }
+
+    fn lend_masks(&mut self) -> Vec<MaskJob> {
+        let mut masks = Vec::new();
+        if self.scenario.lends_masks {
+            self.engine.lend_masks(&mut |job| masks.push(job));
+        }
+        masks
+    }
+
+    /// What the driver tells its gate after a turn.
+    fn report(&mut self, load: (u32, u32), ns: u64) {
+        let (holders, opens) = (self.engine.holders().collect::<Vec<_>>(), self.open());
+        if let Some(door) = &mut self.door {
+            let tokens = door.turned(&self.engine, load, ns);
+            self.engine.set_step_tokens(tokens);
+            door.report(&self.engine, load.0, &holders, &opens);
+        }
     }
 
     /// Give the device the step behind the one that ran, before that is taken in.
@@ -248,7 +322,7 @@ impl<'s> Simulation<'s> {
         let mut step = self.engine.new_step_buffer();
         let plan = self.engine.plan_behind(self.now_ns, &mut step);
         self.promises.looked_at(&self.engine.metrics());
-        self.watch.planned_ahead(&self.engine.holders().collect::<Vec<_>>(), &self.open())?;
+        self.watch.planned_ahead(&self.engine.holders().collect::<Vec<_>>(), &self.open(), &mut self.service)?;
         self.conserve()?;
         self.outcome.tally.relayed_steps += u64::from(plan.is_some());
         self.behind = plan.map(|plan| (step, plan));
@@ -259,10 +333,10 @@ impl<'s> Simulation<'s> {
     /// continued, because it has another text there, and that no earlier life of the same request did.
     fn doubt(&mut self) {
         let mut world = self.registered.world.lock();
-        let Some((id, ..)) = world.poisoned.take() else { return };
+        let Some((id, _, token, _)) = world.poisoned.take() else { return };
         let asked = &self.ears.asked[&id];
-        // Aborted meanwhile: nobody has looked at the logits.
-        if !matches!(asked.heard.last(), Some(Event::Failed { .. })) {
+        // Aborted meanwhile, or its grammar failed: nobody has looked at the logits.
+        if asked.heard.last() != Some(&failed(SampleError::NotFinite { id: token })) {
             return;
         }
         self.promises.doubt();
@@ -313,9 +387,20 @@ impl<'s> Simulation<'s> {
             .map_or(Ok(()), |f| Err(Failure { what: format!("tick {}: {}", self.tick, f.what), ..f }))
     }
 
-    fn open(&self) -> BTreeMap<RequestId, (Rank, u32)> {
-        let entry = |asked: &Asked, id: u64| ((asked.alone.request.priority, id), asked.alone.tokens().len() as u32);
-        self.ears.open().map(|(id, asked)| (*id, entry(asked, id.0))).collect()
+    fn open(&self) -> Opens {
+        let loading: BTreeSet<RequestId> = self.engine.loading().collect();
+        let entry = |id: RequestId, asked: &Asked| Open {
+            rank: (asked.alone.request.priority, id.0),
+            len: asked.alone.tokens().len() as u32,
+            submitted_ns: asked.submitted_ns,
+            is_loading: loading.contains(&id),
+        };
+        self.ears.open().map(|(id, asked)| (*id, entry(*id, asked))).collect()
+    }
+
+    /// Whether pools are small enough to be looked through after every call.
+    fn is_looked_through(&self) -> bool {
+        sizes(&self.scenario.config).blocks <= SMALL_POOL_PAGES
     }
 
     fn tell_world(&mut self, holders: &[Holder]) {
@@ -327,8 +412,7 @@ impl<'s> Simulation<'s> {
     }
 
     fn conserve(&mut self) -> Result<(), Failure> {
-        let pages = sizes(&self.scenario.config).blocks;
-        if pages <= SMALL_POOL_PAGES || self.steps_left.is_multiple_of(CHECK_EVERY_STEPS) {
+        if self.is_looked_through() || self.steps_left.is_multiple_of(CHECK_EVERY_STEPS) {
             let tick = self.tick;
             self.engine
                 .check_conservation()

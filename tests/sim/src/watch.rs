@@ -1,5 +1,5 @@
-//! What the plans of the default policy promise, checked on every plan: who goes first, who loses memory, and that
-//! nothing is freed while a step writes it.
+//! What plans promise under every policy, checked on every plan: who loses memory, that decoding waits for nobody, and that
+//! nothing is freed while a step writes it. Who is admitted first is [`crate::service`]'s.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,10 @@ use tokenspeed_core::{
     request::RequestId,
 };
 
-use crate::check::{Check, Failure, ensure};
+use crate::{
+    check::{Check, Failure, ensure},
+    service::{Opens, Service},
+};
 
 /// Order of service: (priority, arrival).
 pub type Rank = (i32, u64);
@@ -58,11 +61,12 @@ impl Watch {
     pub fn planned(
         &mut self,
         holders: &[Holder],
-        open: &BTreeMap<RequestId, (Rank, u32)>,
+        open: &Opens,
         n_available: u64,
+        service: &mut Service,
     ) -> Result<(), Failure> {
-        let rank_of = |id: &RequestId| open.get(id).map(|(rank, _)| *rank);
-        let held = self.admitted_in_order(holders, open)?;
+        let rank_of = |id: &RequestId| open.get(id).map(|open| open.rank);
+        let held = self.admitted_in_order(holders, open, service)?;
         for id in self.held_before.difference(&held) {
             let Some(victim) = rank_of(id) else { continue };
             let stays = self.held_before.intersection(&held).filter_map(rank_of).find(|rank| *rank > victim);
@@ -79,7 +83,7 @@ impl Watch {
                 format!("{id:?} lost its memory, though all decode and the pages for a token of each were there")
             })?;
             let losses = self.preempted.entry(*id).or_default();
-            let len = open[id].1;
+            let len = open[id].len;
             losses.in_vain = if losses.len == len { losses.in_vain + 1 } else { 0 };
             (losses.times, losses.len) = (losses.times + 1, len);
             let Losses { times, in_vain, .. } = *losses;
@@ -99,7 +103,7 @@ impl Watch {
             }
         }
         let is_whole = |holder: &Holder| {
-            let len = open.get(&holder.id).map(|(_, len)| *len);
+            let len = open.get(&holder.id).map(|open| open.len);
             !self.held_before.contains(&holder.id) && len == Some(holder.computed + holder.planned)
         };
         self.admitted_whole = holders.iter().filter(|h| is_whole(h)).map(|h| h.id).collect();
@@ -110,30 +114,21 @@ impl Watch {
 
     /// The requests that hold memory, those among them that are new having been admitted in order.
     fn admitted_in_order(
-        &self,
+        &mut self,
         holders: &[Holder],
-        open: &BTreeMap<RequestId, (Rank, u32)>,
+        open: &Opens,
+        service: &mut Service,
     ) -> Result<BTreeSet<RequestId>, Failure> {
         let held: BTreeSet<RequestId> = holders.iter().map(|holder| holder.id).collect();
-        let rank_of = |id: &RequestId| open.get(id).map(|(rank, _)| *rank);
-        let admitted = held.difference(&self.held_before).filter_map(rank_of).max();
-        let mut waiting = open.iter().filter(|(id, _)| !held.contains(id));
-        if let Some(admitted) = admitted
-            && let Some((id, (rank, _))) = waiting.find(|(_, (rank, _))| *rank < admitted)
-        {
-            let what = format!("{id:?} of rank {rank:?} waits and rank {admitted:?} was admitted");
-            return Err(Failure::new(Check::Order, what));
-        }
+        let admitted = held.difference(&self.held_before).copied().collect();
+        let lost = self.held_before.difference(&held).copied().collect();
+        service.admitted(&admitted, &held, &lost, open)?;
         Ok(held)
     }
 
     /// A plan was made ahead: it may have admitted some, and took memory from nobody.
-    pub fn planned_ahead(
-        &mut self,
-        holders: &[Holder],
-        open: &BTreeMap<RequestId, (Rank, u32)>,
-    ) -> Result<(), Failure> {
-        let held = self.admitted_in_order(holders, open)?;
+    pub fn planned_ahead(&mut self, holders: &[Holder], open: &Opens, service: &mut Service) -> Result<(), Failure> {
+        let held = self.admitted_in_order(holders, open, service)?;
         let lost = self.held_before.difference(&held).next();
         ensure(lost.is_none(), Check::Thrash, || format!("{lost:?} lost its memory to a plan made ahead"))?;
         self.held_before = held;

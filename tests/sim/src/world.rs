@@ -163,6 +163,8 @@ pub struct World {
     /// The request, length of its history, token id whose logit was made not finite in this step, and the history's
     /// fingerprint: branches have several histories of one length.
     pub poisoned: Option<(RequestId, u32, u32, u64)>,
+    /// By page in host memory: whether what was copied there is doubtful, by component.
+    pub(crate) doubtful_copies: BTreeMap<u32, Vec<bool>>,
     /// Set once the device is gone.
     pub is_lost: bool,
     /// `[component][block]`.
@@ -229,6 +231,7 @@ impl World {
             fault: None,
             failure: None,
             poisoned: None,
+            doubtful_copies: BTreeMap::new(),
             is_lost: false,
             pages: Vec::new(),
             owners: Vec::new(),
@@ -292,6 +295,19 @@ impl World {
             false => self.guessed.get(&(id, branch_offset)),
         };
         guessed.unwrap_or_else(|| &self.truths[&id])
+    }
+
+    /// A page was copied to host memory or back: who had it before does not matter, that it is doubtful does.
+    pub(crate) fn copied_page(&mut self, is_store: bool, device: u32, host: u32) {
+        let notes = self.pages.iter_mut().filter_map(|pages| pages.get_mut(device as usize));
+        if is_store {
+            self.doubtful_copies.insert(host, notes.map(|notes| notes.is_doubtful).collect());
+        } else {
+            let copied = self.doubtful_copies.get(&host).into_iter().flatten();
+            notes.for_each(|notes| *notes = PageNotes::default());
+            let notes = self.pages.iter_mut().filter_map(|pages| pages.get_mut(device as usize));
+            notes.zip(copied).for_each(|(notes, is_doubtful)| notes.is_doubtful = *is_doubtful);
+        }
     }
 
     /// Note the first failure.

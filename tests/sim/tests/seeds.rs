@@ -74,7 +74,7 @@ fn a_failing_case_shrinks_to_what_matters() {
 #[test]
 fn faults_of_every_kind_occur() {
     use tokenspeed_sim::scenario::Fault;
-    let faults: Vec<Fault> = (0..300).flat_map(|seed| scenario(seed).faults).map(|(_, fault)| fault).collect();
+    let faults: Vec<Fault> = (0..1000).flat_map(|seed| scenario(seed).faults).map(|(_, fault)| fault).collect();
     let is_there = |wanted: fn(&Fault) -> bool| faults.iter().any(wanted);
     for pass in [Pass::Forward, Pass::Verify, Pass::Replay] {
         for what in [StepFault::Fails, StepFault::Lost] {

@@ -33,7 +33,7 @@ fn rate(name: &str, body: &[u32], per_body: u64) {
         let rounds = if check { 200 } else { 1000 };
         let kernel = Kernel::bare(name, &looped(body, 50, rounds), 32).expect("code");
         let dispatch = Dispatch { groups: [1, 1, 1], block: [64, 1, 1], ..Dispatch::default() };
-        let mode = Mode { check, seed: 0, threads: 1, max_steps: u64::MAX };
+        let mode = Mode { check, seed: 0, threads: 1, max_steps: u64::MAX, ..Mode::default() };
         let start = Instant::now();
         launch(&kernel, &Memory::default(), None, &dispatch, mode).expect("a run");
         let per_second = (50 * u64::from(rounds) * per_body) as f64 / start.elapsed().as_secs_f64();

@@ -37,7 +37,7 @@ fn global(op: u32, address: u32, data: u32, d: u32) -> [u32; 2] {
 fn run_on(memory: &Memory, words: &[u32], lanes: u32, seed: u64) -> Result<Counters, String> {
     let kernel = Kernel::bare("test", words, 32).map_err(|e| e.to_string())?;
     let dispatch = Dispatch { groups: [2, 1, 1], block: [lanes, 1, 1], dynamic_lds: 1024, ..Dispatch::default() };
-    let mode = Mode { check: true, seed, threads: 1, max_steps: 10_000 };
+    let mode = Mode { check: true, seed, threads: 1, max_steps: 10_000, ..Mode::default() };
     launch(&kernel, memory, None, &dispatch, mode).map_err(|e| e.to_string())
 }
 
@@ -194,4 +194,57 @@ fn a_choice_by_mask_selects_parts_of_its_sources() {
         let word = unsafe { std::ptr::with_exposed_provenance::<u32>(data.base).add(lane).read() };
         assert_eq!(word, if lane % 2 == 1 { 0x0056_7777 } else { 0x0012_7777 }, "lane {lane}");
     }
+}
+
+/// Sums of one unchecked launch with details.
+fn counted(words: &[u32], groups: u32, sample: u32) -> Counters {
+    let kernel = Kernel::bare("counted", words, 32).unwrap();
+    let dispatch = Dispatch { groups: [groups, 1, 1], block: [64, 1, 1], dynamic_lds: 16 << 10, ..Dispatch::default() };
+    let mode = Mode { threads: 1, max_steps: 10_000, detail: true, sample, ..Mode::default() };
+    launch(&kernel, &Memory::default(), None, &dispatch, mode).unwrap()
+}
+
+#[test]
+fn bank_conflicts_of_a_column_of_rows_of_256_bytes() {
+    // v_lshlrev_b32 v1, 8, v0: every lane's dword is in the same bank.
+    let column = [0x12 << 25 | 1 << 17 | 136];
+    let words = [&column[..], &ds(13, 1, 0, 0, 0), &ds(54, 1, 0, 2, 0), &[ENDPGM]].concat();
+    let detail = counted(&words, 3, 0).detail.unwrap();
+    // A write takes two phases of 32 lanes, one dword a cycle; the read is one phase of 64.
+    assert_eq!((detail.lds_cycles, detail.lds_conflict_cycles), (3 * (64 + 64), 3 * (62 + 63)));
+    // Both parts of a two-part read count: offsets 0 and 4 of each row.
+    let words = [&column[..], &ds(55, 1, 0, 2, 1 << 8), &[ENDPGM]].concat();
+    assert_eq!(counted(&words, 1, 0).detail.unwrap().lds_cycles, 128);
+}
+
+#[test]
+fn matrix_instructions_keep_their_unit_for_as_long_as_published() {
+    let mai = |op: u32, d: u32, cbsz: u32, blgp: u32| {
+        [0x1a7 << 23 | op << 16 | cbsz << 8 | d, 260 | 264 << 9 | (256 + d) << 18 | blgp << 29]
+    };
+    for (op, d, cbsz, blgp, cycles) in [
+        // 16x16x32 and 32x32x16 bf16, their older halves, and 16x16x4 f32.
+        (53, 12, 0, 0, 16),
+        (55, 16, 0, 0, 32),
+        (97, 12, 0, 0, 16),
+        (96, 16, 0, 0, 32),
+        (70 - 1, 12, 0, 0, 32),
+        // 16x16x32 fp8; f8f6f4 with e4m3, with e2m1, with one of each.
+        (115, 12, 0, 0, 16),
+        (45, 20, 0, 0, 32),
+        (45, 20, 4, 4, 16),
+        (45, 20, 4, 0, 32),
+    ] {
+        let words = [&mai(op, d, cbsz, blgp)[..], &[ENDPGM]].concat();
+        let counters = counted(&words, 2, 0);
+        assert_eq!(counters.matrix_cycles, 2 * cycles, "opcode {op}, formats {cbsz} and {blgp}");
+    }
+}
+
+#[test]
+fn a_sample_of_work_groups_runs_and_no_other() {
+    let words = [mov(1, 128), ENDPGM];
+    let (all, some) = (counted(&words, 100, 0), counted(&words, 100, 3));
+    assert_eq!((all.groups, some.groups), (100, 3));
+    assert_eq!((all.total(), some.total()), (200, 6));
 }

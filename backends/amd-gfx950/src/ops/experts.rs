@@ -53,6 +53,7 @@ fn whole_steps(shape: &Shape, dtype: DType, settings: &Settings) -> bool {
     let small = |rows: usize, width: usize| rows * width < 1 << 30;
     dtype == DType::Mxfp4
         && !settings.exact()
+        && settings.specialised()
         && shape.width.is_multiple_of(STEP)
         && shape.hidden.is_multiple_of(STEP)
         && small(shape.tokens, shape.width)

@@ -10,7 +10,7 @@ use tokenspeed_backend_api::{
     sdk::{Fault, OpView, Pack, Support, Tensor},
 };
 
-use super::{BoundOp, OpEntry, int};
+use super::{BoundOp, OpEntry, Operand, int};
 use crate::{
     kernel::{Extent, Plan},
     settings::Settings,
@@ -67,6 +67,27 @@ pub(super) fn stored(t: &Tensor) -> (&'static str, usize) {
     }
 }
 
+/// Tiles of 64 columns below which narrow ones are quicker, by count (`benches/modelled`): fewer work-groups than compute units do
+/// not read weights at the full rate, but narrow tiles fetch rows four times as often, which tells where there are many.
+const FEW: [(u32, usize); 2] = [(16, 256), (64, 64)];
+/// Columns of a narrow tile.
+const NARROW: u32 = 16;
+
+/// Whether `n` columns in tiles of `bm` x `bn` leave so much of the device without work that narrow tiles are better.
+fn narrow(n: usize, (bm, bn): (u32, u32), format: &str, settings: &Settings) -> bool {
+    let few = FEW.iter().any(|(rows, tiles)| *rows == bm && n.div_ceil(bn as usize) < *tiles);
+    few && bn == 64 && format == "bf16" && !settings.exact()
+}
+
+/// Rows and columns of a work-group's tile for a program whose rows `x` has.
+pub(super) fn tile(op: &BoundOp<'_>, x: &Operand) -> (u32, u32) {
+    match (op.capacity(x), op.settings.exact()) {
+        (0..=16, _) => (16, 64),
+        (17..=256, _) | (_, true) => (64, 64),
+        _ => (128, 128),
+    }
+}
+
 fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let (x, w, y) = (&op.operands[0], &op.operands[1], op.operands.last().expect("checked"));
     let bias = (op.op.attrs().i[0] == 1).then(|| op.operands[2]);
@@ -74,12 +95,7 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let (n, k) = (w.tensor.dims[0], w.tensor.row_len());
     let (format, ldw) = stored(&w.tensor);
     let factors = op.settings.factors();
-    let largest = if op.settings.exact() { (64, 64) } else { (128, 128) };
-    let (bm, bn) = match op.capacity(x) {
-        0..=16 => (16, 64),
-        17..=256 => (64, 64),
-        _ => largest,
-    };
+    let (bm, bn) = tile(op, x);
     let kernel = format!("linear_{format}_{factors}_{bm}x{bn}{}", if bias.is_some() { "_bias" } else { "" });
     let arguments = [
         op.step(),
@@ -95,5 +111,9 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
         ("ldw", int(ldw)),
         ("ldy", y.stride()),
     ];
+    let (kernel, bn) = match narrow(n, (bm, bn), format, op.settings) {
+        true => (kernel.replace(&format!("x{bn}"), &format!("x{NARROW}")), NARROW),
+        false => (kernel, bn),
+    };
     Ok(plan.launch(&kernel, [x.rows(bm), Extent::Fixed(n.div_ceil(bn as usize) as u32), Extent::ONE], &arguments)?)
 }

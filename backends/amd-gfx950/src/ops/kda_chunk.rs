@@ -95,8 +95,8 @@ pub(super) fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let mut scan = prepare;
     scan.extend([("state", state.pointer()), ("o", o.pointer()), ("lds", state.stride()), ("ldo", o.stride())]);
     let grid = [REQUESTS, heads, Extent::Fixed(values.div_ceil(VALUES) as u32)];
-    if factors == "bf16" && (keys, values) == (FULL, FULL) && plan.library().get("kda_scan_full")?.keeps_promises(&scan)
-    {
+    let full = op.settings.specialised() && factors == "bf16" && (keys, values) == (FULL, FULL);
+    if full && plan.library().get("kda_scan_full")?.keeps_promises(&scan) {
         scan.retain(|(name, _)| !matches!(*name, "K" | "V"));
         return Ok(plan.launch("kda_scan_full", grid, &scan)?);
     }

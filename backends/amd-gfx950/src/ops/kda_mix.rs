@@ -31,14 +31,14 @@ const BETWEEN: usize = 7;
 
 inventory::submit! { OpEntry { kind: OpKind::KdaMix, support, plan, pack: None } }
 
-fn fused(window: DType, dim: u64, taps: u64, capacity: usize) -> bool {
-    (dim, taps) == FUSED && matches!(window, DType::F32 | DType::BF16) && capacity < CHUNK
+fn fused(settings: &Settings, window: DType, dim: u64, taps: u64, capacity: usize) -> bool {
+    settings.specialised() && (dim, taps) == FUSED && matches!(window, DType::F32 | DType::BF16) && capacity < CHUNK
 }
 
 fn support(op: &OpDesc, settings: &Settings) -> Support {
     let (q, taps, window, y) = (&op.operands[0], op.operands[6].dims[1], &op.operands[12], &op.operands[14]);
     let (tokens, heads, dim) = (q.dims[0] as usize, y.dims[1] as usize, y.dims[2]);
-    if fused(window.dtype, dim, taps, tokens) {
+    if fused(settings, window.dtype, dim, taps, tokens) {
         return Support::yes("kda_mix, one launch");
     }
     let Some(size) = kda_chunk::padded(dim as usize, dim as usize) else {
@@ -61,7 +61,7 @@ fn value_bytes(tokens: usize, width: usize) -> usize {
 fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let [q, .., window, _, y] = op.operands else { unreachable!("checked") };
     let taps = op.operands[6].tensor.dims[1] as u64;
-    if fused(window.tensor.dtype, y.tensor.dims[2] as u64, taps, q.tensor.dims[0]) {
+    if fused(op.settings, window.tensor.dtype, y.tensor.dims[2] as u64, taps, q.tensor.dims[0]) {
         return plan_fused(op, plan);
     }
     plan_parts(op, plan)

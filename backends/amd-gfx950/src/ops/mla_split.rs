@@ -68,6 +68,7 @@ impl Split {
         let (latent, all) = (WIDTHS.0, WIDTHS.0 + WIDTHS.1);
         let (page, pages) = shape.pages;
         let fits = !settings.exact()
+            && settings.specialised()
             && shape.widths == (all, latent)
             && (1..=ROWS[1]).contains(&shape.heads)
             && page.is_power_of_two()
@@ -200,13 +201,13 @@ pub(super) fn shape(operands: &[Operand]) -> Shape {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::{Graphs, Precision};
+    use crate::settings::{Graphs, Kernels, Precision};
 
     const SHAPE: Shape =
         Shape { tokens: 64, heads: 12, widths: (576, 512), cache: DType::F8E4M3, pages: (64, 1 << 14) };
 
     fn split(shape: Shape, precision: Precision) -> Option<Split> {
-        Split::new(&shape, &Settings { precision, graphs: Graphs::On })
+        Split::new(&shape, &Settings { precision, graphs: Graphs::On, kernels: Kernels::Best })
     }
 
     #[test]

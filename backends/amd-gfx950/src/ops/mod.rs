@@ -19,6 +19,7 @@ mod kda_replay;
 mod mla;
 mod mla_mix;
 mod mla_split;
+mod moe_edges;
 mod paged;
 mod rmsnorm;
 mod rope;

@@ -1,4 +1,4 @@
-//! `short_conv`: a launch for q, k, v and their window.
+//! `short_conv`: a launch for q, k, v and their window, in which work-groups of long steps take several tokens.
 
 use tokenspeed_backend_api::{
     catalogue::OpDesc,
@@ -15,6 +15,11 @@ use crate::{
 
 /// Channels per work-group, the kernels' `B`.
 const PANEL: usize = 256;
+/// Taps of the kernel for long steps, tokens of a step from which it is worth while (unless they are few of many requests), and
+/// tokens of its work-groups, its `EACH`.
+const LONG_TAPS: usize = 4;
+const LONG: u32 = 64;
+const LONG_EACH: u32 = 16;
 
 inventory::submit! { OpEntry { kind: OpKind::ShortConv, support, plan, pack: None } }
 
@@ -30,7 +35,8 @@ fn support(op: &OpDesc, _: &Settings) -> Support {
 fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let [q, k, v, wq, wk, wv, window, yq, yk, yv] = op.operands else { unreachable!("checked") };
     let channels = q.tensor.row_len();
-    let arguments = [
+    let (taps, frozen) = (wq.tensor.dims[1], op.op.attrs().i[0] == 1);
+    let mut arguments = vec![
         op.step(),
         ("q", q.pointer()),
         ("k", k.pointer()),
@@ -43,7 +49,6 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
         ("yk", yk.pointer()),
         ("yv", yv.pointer()),
         ("C", int(channels)),
-        ("W", int(wq.tensor.dims[1])),
         ("ldq", q.stride()),
         ("ldk", k.stride()),
         ("ldv", v.stride()),
@@ -52,7 +57,11 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
         ("ldyk", yk.stride()),
         ("ldyv", yv.stride()),
     ];
-    let kernel = kernel(window.tensor.dtype, op.op.attrs().i[0] == 1);
-    let grid = [q.rows(1), panels(channels, PANEL), Extent::Fixed(3)];
-    Ok(plan.launch(&kernel, grid, &arguments)?)
+    let (columns, streams) = (panels(channels, PANEL), Extent::Fixed(3));
+    if taps == LONG_TAPS && !frozen && op.capacity(q) >= LONG.max(4 * op.bucket.max_rows) {
+        let kernel = format!("short_conv_long_{}", format_name(window.tensor.dtype).expect("supported"));
+        return Ok(plan.launch(&kernel, [q.rows(LONG_EACH), columns, streams], &arguments)?);
+    }
+    arguments.push(("W", int(taps)));
+    Ok(plan.launch(&kernel(window.tensor.dtype, frozen), [q.rows(1), columns, streams], &arguments)?)
 }

@@ -6,9 +6,12 @@
 mod conform;
 mod experts;
 mod fault;
+mod find;
 mod gemm;
 mod header;
+mod linear;
 mod mla;
+mod moe_edges;
 mod mutation;
 mod probe;
 mod replay;

@@ -23,7 +23,7 @@ const SLOTS: u64 = 5;
 const WORKSPACE: u64 = 1 << 20;
 
 /// One arena in which tensors are laid out one behind the other, and the host's image of it.
-struct Bench<'a> {
+pub struct Bench<'a> {
     device: &'a Device,
     queue: Queue,
     event: Event,
@@ -33,7 +33,20 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    fn place(&mut self, dtype: DType, vary: Vary, dims: &[u64], bytes: Option<Vec<u8>>) -> Tensor {
+    pub fn new(device: &'a Device) -> Self {
+        let (queue, event) = (device.queue_create().unwrap(), device.event_create().unwrap());
+        Bench { device, queue, event, value: 0, image: Vec::new(), arena: None }
+    }
+
+    /// Everything that was placed is in the device's memory from here on, with room for workspaces behind it.
+    pub fn load(&mut self) {
+        self.image.resize(self.image.len().next_multiple_of(256), 0);
+        let bytes = self.image.len() as u64 + WORKSPACE;
+        self.arena = Some(self.device.arena_alloc(ArenaKind::Activations, bytes).unwrap());
+        self.device.write(self.arena.as_ref().unwrap(), 0, &self.image).unwrap();
+    }
+
+    pub fn place(&mut self, dtype: DType, vary: Vary, dims: &[u64], bytes: Option<Vec<u8>>) -> Tensor {
         let mut tensor = Tensor::new(dtype, vary, dims);
         (tensor.binding, tensor.offset) = (TS_BIND_ACTIVATIONS, self.image.len().next_multiple_of(256) as u64);
         self.image.resize(tensor.offset as usize, 0);
@@ -45,14 +58,14 @@ impl<'a> Bench<'a> {
         tensor
     }
 
-    fn read(&self, tensor: &Tensor) -> Vec<u8> {
+    pub fn read(&self, tensor: &Tensor) -> Vec<u8> {
         let mut out = vec![0; tensor.bytes() as usize];
         self.device.read(self.arena.as_ref().unwrap(), tensor.offset, &mut out).unwrap();
         out
     }
 
     /// Runs ops in order for one request's tokens, and waits.
-    fn run(&mut self, row: ts_step_row, ops: &[(OpKind, Vec<Tensor>, Attrs)]) {
+    pub fn run(&mut self, row: ts_step_row, ops: &[(OpKind, Vec<Tensor>, Attrs)]) {
         let ids = vec![0; row.query_len as usize];
         let mut step = StepData::from_spans(&[(0, row.computed, &ids)]);
         step.rows = vec![row];
@@ -77,7 +90,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-fn attrs(i: &[i64], f: &[f64]) -> Attrs {
+pub fn attrs(i: &[i64], f: &[f64]) -> Attrs {
     let mut attrs = Attrs::default();
     attrs.i[..i.len()].copy_from_slice(i);
     attrs.f[..f.len()].copy_from_slice(f);
@@ -85,7 +98,7 @@ fn attrs(i: &[i64], f: &[f64]) -> Attrs {
 }
 
 /// Rows `from..to` of a tensor.
-fn rows(tensor: &Tensor, from: usize, to: usize) -> Tensor {
+pub fn rows(tensor: &Tensor, from: usize, to: usize) -> Tensor {
     let mut part = *tensor;
     part.offset += (from * tensor.row_bytes()) as u64;
     part.dims[0] = (to - from) as u64;
@@ -95,8 +108,7 @@ fn rows(tensor: &Tensor, from: usize, to: usize) -> Tensor {
 fn agree(options: &[(&str, &str)], kept: DType, heads: u64, dim: u64, gate_width: u64) {
     let Some((_backend, device)) = backend_device(options) else { return };
     configure(emulator(), true, 3);
-    let (queue, event) = (device.queue_create().unwrap(), device.event_create().unwrap());
-    let mut bench = Bench { device: &device, queue, event, value: 0, image: Vec::new(), arena: None };
+    let mut bench = Bench::new(&device);
     let mut random = Random(heads * dim + kept.block_bytes() as u64);
     let mut floats = |n: u64, scale: f32| -> Option<Vec<u8>> {
         // Numbers that bf16 holds, so that windows and records lose nothing.
@@ -141,10 +153,7 @@ fn agree(options: &[(&str, &str)], kept: DType, heads: u64, dim: u64, gate_width
     let head = [heads, dim];
     let [yq, yk, yv, q, k, f, g, stepped, verified, gated, fused, candidates] = [0; 12].map(|_| value(&head));
     let beta = value(&[heads]);
-    bench.image.resize(bench.image.len().next_multiple_of(256), 0);
-    let bytes = bench.image.len() as u64 + WORKSPACE;
-    bench.arena = Some(device.arena_alloc(ArenaKind::Activations, bytes).unwrap());
-    device.write(bench.arena.as_ref().unwrap(), 0, &bench.image).unwrap();
+    bench.load();
 
     let (eps, scale, gate) = (1e-6, 1.0 / (dim as f64).sqrt(), (1, -5.0));
     // A step over tokens from..to, as the model's graph has it.
@@ -271,8 +280,7 @@ fn decode_verify_and_replay_have_the_same_bits_in_f32() {
 fn chunks_cost_less_than_their_tokens() {
     let Some((_backend, device)) = backend_device(&[]) else { return };
     configure(emulator(), true, 1);
-    let (queue, event) = (device.queue_create().unwrap(), device.event_create().unwrap());
-    let mut bench = Bench { device: &device, queue, event, value: 0, image: Vec::new(), arena: None };
+    let mut bench = Bench::new(&device);
     let (t, d, mut random) = (128, 128, Random(5));
     let mut value = |width: u64, f: &dyn Fn(f32) -> f32| {
         let values: Vec<f32> = (0..t * width).map(|_| f(random.unit())).collect();
@@ -286,10 +294,7 @@ fn chunks_cost_less_than_their_tokens() {
     (beta.rank, beta.dims[1]) = (2, 1);
     let state = bench.place(DType::F32, Vary::Fixed, &[2, 1, d, d], None);
     let [stepped, chunked] = [0; 2].map(|_| bench.place(DType::F32, Vary::Tokens, &[t, 1, d], None));
-    bench.image.resize(bench.image.len().next_multiple_of(256), 0);
-    let bytes = bench.image.len() as u64 + WORKSPACE;
-    bench.arena = Some(device.arena_alloc(ArenaKind::Activations, bytes).unwrap());
-    device.write(bench.arena.as_ref().unwrap(), 0, &bench.image).unwrap();
+    bench.load();
     let row = ts_step_row { query_len: t as u32, state_write: 1, ..Default::default() };
     let mut cost = |kind, o| {
         counters(emulator());

@@ -16,16 +16,8 @@ use tokenspeed_amd_gfx950::{
     kernel::Manifest,
 };
 
-/// The folder of cargo's products of this profile.
-fn profile() -> PathBuf {
-    let test = std::env::current_exe().unwrap();
-    test.ancestors().nth(2).unwrap().to_path_buf()
-}
-
-/// The folder of all of cargo's products.
-pub fn target() -> PathBuf {
-    profile().parent().unwrap().to_path_buf()
-}
+use crate::find::profile;
+pub use crate::find::target;
 
 /// Kernels and an emulated device; `None`, with a word about it, if the kernels were not made.
 pub fn device() -> Option<(Arc<Device>, Manifest)> {

@@ -281,6 +281,37 @@ fn case_95_abort_frees_at_once_or_after_the_step_in_flight() {
     assert_eq!(rig.engine.metrics().finished, [0, 20, 12, 0]);
 }
 
+/// Public fault: two requests at once, or simply the second one, found shapes that nobody had tried.
+#[test]
+fn case_97_several_at_once_and_simply_the_second_one() {
+    let mut rig = Rig::new(config(256, 600));
+    let mut n_asked = 0;
+    for n in [1, 2, 3, 17, 64, 1, 1] {
+        let asked: Vec<_> = (0..n)
+            .map(|i| {
+                let (len, max_tokens) = (1 + i * 37 % 90, 1 + i * 11 % 50);
+                let sampling =
+                    SamplingParams { temperature: [0.0, 0.9][i as usize % 2], seed: 5, ..greedy(max_tokens) };
+                let request = request(prompt(i % 5, len), sampling);
+                // Some come while the others run.
+                if i % 4 == 3 {
+                    rig.turn();
+                }
+                (rig.submit(request.clone()), request)
+            })
+            .collect();
+        rig.run_to_idle(400);
+        assert!(!rig.turn() && rig.engine.is_idle(), "an empty batch is no step");
+        for (id, request) in &asked {
+            let (heard, _) = oracle::without_cached_tokens(&rig.heard[id]);
+            assert_eq!(heard, oracle::alone(request, rig.engine.config()), "one of {n}");
+        }
+        rig.engine.check_conservation().expect("sound");
+        n_asked += u64::from(n);
+    }
+    assert_eq!(rig.engine.metrics().finished.iter().sum::<u64>(), n_asked);
+}
+
 #[test]
 fn a_row_that_is_not_a_number_ends_its_request_only() {
     let mut rig = Rig::new(config(256, 64));

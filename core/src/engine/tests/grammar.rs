@@ -1,7 +1,10 @@
 //! Constrained requests: a toy grammar, and what its masks must never do. That constrained requests hear the same alone,
 //! batched, preempted, with right and wrong guesses and with masks made elsewhere is checked by `simulation`.
 
-use super::fake::{Rig, mix};
+use super::{
+    fake::{Rig, mix},
+    oracle,
+};
 use crate::{
     engine::EngineConfig,
     grammar::{Constraint, ConstraintError, MaskJob, TokenMask},
@@ -147,6 +150,28 @@ fn case_79_guesses_past_the_end_of_the_grammar() {
     let (with, metrics) = run(Some(SpeculationConfig { draft_max: 7, ngram: 1, branches: 0 }));
     assert_eq!(with, without);
     assert!(metrics.drafts[0] > 20 && metrics.accepted[0] > 10, "{:?} {:?}", metrics.drafts, metrics.accepted);
+}
+
+/// Public fault: noise in the padding rows of the head won, and crashed the grammar.
+#[test]
+fn case_73_padding_ids_never_come_out_of_a_grammar() {
+    for (temperature, speculation) in [(0.0, None), (1.0, None), (2.0, Some(SpeculationConfig::default()))] {
+        let config = EngineConfig { tokenizer_vocab_size: 17, speculation, max_logit_rows: 400, ..config() };
+        let mut rig = Rig::new(config.clone());
+        for seed in 0..20 {
+            let mut request = request(Some(Toy::boxed(seed, 30, 100)), 40);
+            (request.sampling.temperature, request.sampling.seed) = (temperature, seed);
+            request.sampling.logprobs = Some(17);
+            let id = rig.submit(request.clone());
+            rig.run_to_idle(100);
+            assert_eq!(oracle::without_cached_tokens(&rig.heard[&id]).0, oracle::alone(&request, &config));
+            for event in &rig.heard[&id] {
+                // The largest logits of all are those of the padding.
+                let Event::Token { id, logprobs: Some(logprobs) } = event else { continue };
+                assert!(*id < 17 && logprobs.top.iter().all(|&(id, _)| id < 17), "{event:?}");
+            }
+        }
+    }
 }
 
 #[test]

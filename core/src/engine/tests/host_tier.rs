@@ -4,6 +4,7 @@ use super::{fake::Rig, oracle};
 use crate::{
     engine::{ComponentClass, ComponentConfig, EngineConfig},
     request::{Event, Request, RequestId, SamplingParams},
+    scheduler::policy::{Order, SchedulingConfig},
 };
 
 const PAGE: u32 = 8;
@@ -132,4 +133,48 @@ fn two_that_want_the_same_wait_for_one_load() {
     let cached = ids.map(|id| oracle::without_cached_tokens(&rig.heard[&id]).1);
     assert_eq!(cached, [56, 56]);
     assert_eq!(rig.engine.metrics().host_loaded as usize, n);
+}
+
+#[test]
+fn what_is_said_twice_about_a_copy_is_heard_once() {
+    let mut rig = Rig::new(config(true));
+    answer(&mut rig, &text(1, 100), 7);
+    answer(&mut rig, &text(2, 100), 7);
+    let waits = submit(&mut rig, &text(1, 100), 7);
+    assert!(rig.plan().is_none(), "it waits for its pages");
+    rig.take_orders();
+    let first = rig.copies[0].id;
+    rig.end_copy(0, true);
+    // The place of the first is free for another copy, which must not be taken for it.
+    let other = submit(&mut rig, &text(3, 60), 7);
+    for _ in 0..40 {
+        rig.engine.copied(first, true);
+        rig.engine.copied(u64::MAX, true);
+        rig.engine.check_conservation().expect("sound");
+        rig.turn();
+        rig.take_orders();
+    }
+    assert_eq!((rig.ids(other).len(), rig.ids(waits).len()), (7, 0), "its other copies have not ended");
+    while rig.turn() | rig.copy_all() {
+        rig.engine.copied(first, false);
+        rig.engine.check_conservation().expect("sound");
+    }
+    assert_eq!(rig.ids(waits).len(), 7);
+    assert_eq!(rig.engine.metrics().host_failed, 0);
+}
+
+/// The policy's favourite is not the first in the queue; it is the one that waits for its pages.
+#[test]
+fn the_one_that_is_to_be_admitted_waits_for_its_load() {
+    let scheduling = SchedulingConfig { order: Order::ShortestPrefill, ..SchedulingConfig::default() };
+    let mut rig = Rig::new(EngineConfig { scheduling, ..config(false) });
+    answer(&mut rig, &text(1, 60), 7);
+    answer(&mut rig, &text(2, 150), 7);
+    let long = submit(&mut rig, &text(5, 140), 2);
+    let known = submit(&mut rig, &[text(1, 60), text(9, 3)].concat(), 2);
+    rig.turn();
+    assert_eq!(rig.engine.loading().collect::<Vec<_>>(), [known]);
+    while rig.turn() | rig.copy_all() {}
+    let cached = [long, known].map(|id| oracle::without_cached_tokens(&rig.heard[&id]).1);
+    assert_eq!(cached, [0, 56]);
 }

@@ -14,9 +14,10 @@ impl Scheduler {
 
     /// Whether the policy keeps new requests waiting. There must be other work, and no prefill they could go along with.
     pub(super) fn holds(&self, now_ns: u64, queues: &Queues, budget: &Budget) -> bool {
-        let is_prefilling = |r: &Running| matches!(r, Running::Prefilling(_)) && r.parts().1.planned > 0;
+        // Also one that has no part in the step yet: it gets what the policy's favourites leave.
+        let is_prefilling = |running: &Running| matches!(running, Running::Prefilling(_));
         let has_work = queues.iter_running().any(|running| running.parts().1.planned > 0);
-        if !has_work || queues.iter_running().any(is_prefilling) {
+        if (!has_work || queues.iter_running().any(is_prefilling)) && !seeded!(CoalescingHoldsWithoutWork) {
             return false;
         }
         let mut waiters = queues.waiting.iter().filter_map(|waiting| {
@@ -58,7 +59,7 @@ impl Scheduler {
             }
             let n_found = self.find_prefix(body, memory);
             if let Some(load) = self.load(body, n_found, memory, queues.running.len() as u32) {
-                queues.load(load);
+                queues.load(at, load);
                 continue;
             }
             let path = &body.found.nodes()[..n_found];

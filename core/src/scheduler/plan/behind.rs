@@ -23,7 +23,7 @@ impl Scheduler {
             return false;
         }
         let n_decode = count_decoding(queues);
-        self.deltas.clear();
+        assert!(self.deltas.is_empty(), "the step in flight was told of all changes");
         self.decisions.list.clear();
         self.look_again(queues, memory);
         for running in queues.running.iter_mut().flatten() {

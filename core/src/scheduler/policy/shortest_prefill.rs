@@ -5,6 +5,7 @@
 //! that shrinks the remaining tokens a little per step. It bounds nothing that can be told to a user.
 
 use super::{Policy, Prefill};
+use crate::bug::seeded;
 
 /// Fewest remaining tokens first, with a bound on being overtaken.
 #[derive(Clone, Copy, Debug)]
@@ -19,7 +20,9 @@ impl Policy for ShortestPrefill {
     }
 
     fn place(&self, prefill: &Prefill) -> u64 {
-        if prefill.overtaken_steps >= self.overtaken_steps_max { 0 } else { 1 + u64::from(prefill.remaining) }
+        let remaining = if seeded!(LongestPrefillGoesFirst) { !prefill.remaining } else { prefill.remaining };
+        let is_aged = prefill.overtaken_steps >= self.overtaken_steps_max && !seeded!(OvertakenForEver);
+        if is_aged { 0 } else { 1 + u64::from(remaining) }
     }
 }
 

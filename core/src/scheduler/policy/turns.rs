@@ -7,6 +7,7 @@
 
 use super::{Policy, Prefill};
 use crate::{
+    bug::seeded,
     request::RequestId,
     scheduler::{
         queue::{Queues, Running, Waiting},
@@ -42,7 +43,7 @@ pub struct Turns {
 
 fn key(policy: &dyn Policy, body: &Body, remaining: u32, returns: bool) -> Key {
     let prefill = Prefill { remaining, overtaken_steps: body.overtaken_steps };
-    let place = if returns { 0 } else { 1 + policy.place(&prefill) };
+    let place = if returns && !seeded!(NewGoesBeforeReturning) { 0 } else { 1 + policy.place(&prefill) };
     (body.rank.0, place, body.rank.1)
 }
 

@@ -1,6 +1,9 @@
 //! Bytes of the values of a step.
 
-use tokenspeed_backend_api::graph::{Graph, Ref, Vary};
+use tokenspeed_backend_api::{
+    catalogue,
+    graph::{Graph, Ref, Vary},
+};
 
 /// Values start at multiples of this.
 const ALIGNMENT: u64 = 256;
@@ -26,8 +29,14 @@ pub(super) fn value_bytes(graph: &Graph, value: usize, shape: Shape) -> u64 {
 }
 
 /// The memory that values need when each is placed in the lowest gap and freed after its last use. This is how programs
-/// are placed; kernels may ask for scratch besides. The logits lie elsewhere.
+/// are placed on a backend without fused ops; one that has them keeps less, or asks for the same as scratch. The logits lie
+/// elsewhere.
 pub(super) fn arena_bytes(graph: &Graph, shape: Shape) -> u64 {
+    let mut graph = graph.clone();
+    let ops = std::mem::take(&mut graph.ops);
+    let ops = ops.into_iter().flat_map(|op| catalogue::basic(op, &mut graph)).collect();
+    graph.ops = ops;
+    let graph = &graph;
     let mut last = vec![0; graph.values.len()];
     for (at, op) in graph.ops.iter().enumerate() {
         op.operands.iter().for_each(|r| {

@@ -17,6 +17,7 @@ use crate::kimi::{
     stack::{GraphOptions, Graphs},
 };
 use tokenspeed_backend_api::{
+    catalogue,
     dtype::DType,
     graph::{Graph, GraphOp, Ref, Vary},
     op::OpKind,
@@ -167,6 +168,15 @@ impl Walk {
         use OpKind::*;
         let result = match op.kind {
             Gemm => return self.product(op),
+            MoeInput => return self.moe_input(op),
+            // The norm needs whole rows and the product a rank's columns: in parts.
+            MoeOutput => {
+                for part in catalogue::basic(op, &mut self.graph) {
+                    self.made.resize(self.graph.values.len(), None);
+                    self.op(part)?;
+                }
+                return Ok(());
+            }
             Add => self.sum(&op)?,
             Experts => {
                 self.same(&op)?;
@@ -177,8 +187,8 @@ impl Walk {
                 self.same(&op)?;
                 Across::Same
             }
-            ShortConv | L2Norm | KdaGate | Sigmoid | KdaStep | KdaChunk | KdaVerify | KdaReplay | GatedRmsNorm
-            | SituMul | SiluMul | SigmoidMul | MlaAbsorb | MlaAttention | MlaValue | MlaMix => {
+            ShortConv | L2Norm | KdaGate | Sigmoid | KdaStep | KdaChunk | KdaVerify | KdaMix | KdaReplay
+            | GatedRmsNorm | SituMul | SiluMul | SigmoidMul | MlaAbsorb | MlaAttention | MlaValue | MlaMix => {
                 self.by_head(&op, false)?
             }
             // The low-rank input of the decay is the same everywhere, beside shares.
@@ -276,6 +286,24 @@ impl Walk {
             _ => return Err(defect(&op, "a share meets a weight that is not cut by columns")),
         };
         self.push(op, result);
+        Ok(())
+    }
+
+    /// Router and latent row are whole on every rank, the shared experts' product is a rank's columns.
+    fn moe_input(&mut self, op: GraphOp) -> Result<(), SplitError> {
+        self.same(&op)?;
+        let cut = |i: usize| match op.operands[i] {
+            Ref::Weight(w) => self.cuts[w].map(|cut| cut.axis),
+            _ => None,
+        };
+        let gated = match [1, 2, 3, 4].map(cut) {
+            [None, None, None, None] => Across::Same,
+            [None, None, Some(0), Some(0)] => Across::Share,
+            cuts => return Err(defect(&op, format!("its matrices are cut along {cuts:?}"))),
+        };
+        let Ref::Value(h) = op.operands[7] else { return Err(defect(&op, "h is not a value")) };
+        self.made[h] = Some((gated, self.ops.len()));
+        self.push(op, Across::Same);
         Ok(())
     }
 

@@ -68,6 +68,7 @@ pub(super) fn boot(
     registered.world.lock().draft_ids = draft_ids.unwrap_or_default().to_vec();
     let step_bytes = config.step_capacity().bytes() as u64;
     let program = model::open(backend, config, registered.number, step_bytes, scenario.choice())
-        .map_err(|error| Failure::new(Check::Load, format!("{error:?}")))?;
+        .map_err(|error| Failure::new(Check::Load, format!("{error:?}")))?
+        .with_host_cache(config.host_pages, config.host_states);
     Ok((engine, registered, program))
 }

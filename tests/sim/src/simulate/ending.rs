@@ -3,7 +3,7 @@
 use tokenspeed_backend_api::abi::TS_ERR_DEVICE_LOST;
 use tokenspeed_core::driver::StepRunner;
 
-use super::{FaultyPass, Outcome, Promises, Simulation, Told, boot::boot};
+use super::{Door, FaultyPass, Outcome, Promises, Service, Simulation, Told, Wire, boot::boot};
 use crate::{
     check::{Check, Failure, ensure},
     ears::{EarlyEnd, Ears},
@@ -40,6 +40,9 @@ impl Simulation<'_> {
             self.registered = registered;
             (self.watch, self.promises) =
                 (Watch::new(self.scenario.config.block_tokens), Promises::new(&self.scenario.config));
+            self.service = Service::new(&self.scenario.config);
+            (self.wire, self.door) =
+                (Wire::default(), self.scenario.queue_delay_ns.map(|ns| Door::new(ns, &self.engine)));
             self.told = Told::default();
             self.ids.clear();
         }
@@ -49,6 +52,9 @@ impl Simulation<'_> {
     /// What the driver does when a pass behind the turn's own fails: pages and states are in doubt.
     pub(super) fn fail_and_flush(&mut self, fault: Option<FaultyPass>, message: String) -> Result<(), Failure> {
         self.fail_all(fault, message)?;
+        // As the driver does, which has no copies under way when a pass ends.
+        self.take_orders();
+        self.land(true)?;
         if self.engine.metrics().pages_used > 0 {
             let flushed = self.engine.flush_cache();
             ensure(flushed.is_ok(), Check::Baseline, || format!("a flush after all failed said {flushed:?}"))?;
@@ -58,7 +64,8 @@ impl Simulation<'_> {
     }
 
     pub(super) fn flush(&mut self) -> Result<(), Failure> {
-        let is_idle = self.ears.open().next().is_none() && self.behind.is_none();
+        self.take_orders();
+        let is_idle = self.ears.open().next().is_none() && self.behind.is_none() && self.wire.is_empty();
         let result = self.engine.flush_cache();
         ensure(result.is_ok() == is_idle, Check::Baseline, || format!("a flush said {result:?}, idle: {is_idle}"))?;
         if is_idle {
@@ -70,9 +77,12 @@ impl Simulation<'_> {
 
     /// Nothing is held and nothing is cached.
     pub(super) fn empty(&mut self) -> Result<(), Failure> {
-        let (used, namespaces) = (self.engine.metrics().pages_used, self.engine.n_namespaces());
-        ensure((used, namespaces) == (0, 0), Check::Baseline, || {
-            format!("{used} pages and {namespaces} namespaces are left after a flush")
+        let (metrics, namespaces) = (self.engine.metrics(), self.engine.n_namespaces());
+        let (used, host) = (metrics.pages_used, (metrics.host_pages[0], metrics.host_states[0]));
+        ensure((used, host, namespaces) == (0, (0, 0), 0), Check::Baseline, || {
+            format!(
+                "{used} pages, {host:?} pages and states in host memory, {namespaces} namespaces are left after a flush"
+            )
         })?;
         self.conserve()
     }
@@ -82,11 +92,14 @@ impl Simulation<'_> {
         let mut tally = std::mem::take(&mut self.ears.tally);
         tally.preemptions += self.engine.metrics().preemptions;
         tally.preempted_most = self.watch.preempted_most();
+        let Service { n_overtaken, n_aged, n_coalesced, .. } = &self.service;
+        (tally.overtaken, tally.aged, tally.coalesced) = (*n_overtaken, *n_aged, *n_coalesced);
         let world = self.registered.world.lock();
         (tally.steps, tally.state_moves, tally.guesses) = (world.n_steps, world.n_state_moves, world.n_guesses);
         tally.sampled = world.n_sampled;
         (tally.replays, tally.moves, tally.draft_rows) = (world.n_replays, world.n_moves, world.n_draft_rows);
         let metrics = self.engine.metrics();
+        (tally.stores, tally.loads) = (metrics.host_stored, metrics.host_loaded);
         tally.accepted = metrics.accepted.iter().sum();
         tally.right_drafts = if world.sizes.drafts { tally.accepted } else { 0 };
         tally.branches = world.n_branches;
@@ -98,6 +111,8 @@ impl Simulation<'_> {
     }
 
     pub(super) fn end(mut self) -> Result<Outcome, Failure> {
+        self.take_orders();
+        self.land(true)?;
         let metrics = self.engine.metrics();
         ensure((metrics.running, metrics.waiting) == (0, 0), Check::Baseline, || format!("{metrics:?} when idle"))?;
         ensure(metrics.pages_used == metrics.pages_cached, Check::Baseline, || format!("{metrics:?} when idle"))?;

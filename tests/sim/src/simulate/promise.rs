@@ -47,6 +47,11 @@ impl Promises {
         self.is_on
     }
 
+    /// The model has a recurrent state.
+    pub fn has_state(&self) -> bool {
+        self.has_state
+    }
+
     /// A step was planned or taken in: full pools may have lost what was cached.
     pub fn looked_at(&mut self, metrics: &Metrics) {
         self.is_on &= metrics.pages_used < metrics.pages_total;

@@ -32,6 +32,21 @@ impl<'s> Simulation<'s> {
         }
     }
 
+    /// Tokens that a request must find in either tier by what a router knows: if nobody disturbs it, and host memory has
+    /// room for all that may go there meanwhile.
+    fn must_load(&self, request: &Request) -> Option<u32> {
+        let metrics = self.engine.metrics();
+        let has_room = metrics.host_pages[0] + metrics.pages_total <= metrics.host_pages[1];
+        let is_quiet = self.engine.is_idle() && self.wire.is_empty() && self.scenario.wire.trouble == 0;
+        let is_plain = !self.promises.has_state() && self.scenario.faults.is_empty();
+        if !(has_room && is_quiet && is_plain && self.is_looked_through() && request.sampling.prompt_logprobs.is_none())
+        {
+            return None;
+        }
+        let [here, anywhere] = self.told.known(request, &request.prompt, self.scenario.config.block_tokens);
+        (anywhere > here).then_some(anywhere)
+    }
+
     pub(super) fn submit(&mut self, arrival: &'s Arrival) -> Result<(), Failure> {
         let config = &self.scenario.config;
         let origin = match arrival.text.origin {
@@ -48,8 +63,15 @@ impl<'s> Simulation<'s> {
             sampling: arrival.sampling.clone(),
             priority: arrival.priority,
             cache_salt: arrival.salt.clone(),
-            constraint: None,
+            constraint: arrival.grammar.as_ref().map(|g| g.constraint(config.tokenizer_vocab_size, &config.eos_ids)),
         };
+        if let Some(door) = &mut self.door
+            && !door.asks(request.priority, request.prompt.len() as u32)?
+        {
+            self.outcome.tally.early_refusals += 1;
+            return Ok(());
+        }
+        let must_load = self.must_load(&request);
         let waiting = self.engine.metrics().waiting;
         let id = match self.engine.submit(request.clone(), self.now_ns) {
             Ok(id) => id,
@@ -61,7 +83,9 @@ impl<'s> Simulation<'s> {
                 return Err(Failure::new(Check::Heard, format!("request {} was refused: {error}", arrival.label)));
             }
         };
-        let alone = Alone::new(request);
+        // Whoever else comes may take the memory it needs.
+        self.ears.asked.values_mut().for_each(|asked| asked.must_load = None);
+        let alone = Alone::new(request, arrival.grammar.clone());
         // One for nothing, where the step behind was under way when it ended.
         self.steps_left += u64::from(alone.max_len(config)) + 1 + u64::from(config.relay);
         let truth = Truth::new(arrival.salt.as_deref(), &alone.request.prompt);
@@ -69,6 +93,8 @@ impl<'s> Simulation<'s> {
         let asked = Asked {
             label: arrival.label,
             must_hit: self.promises.must_hit(&alone.request),
+            must_load,
+            submitted_ns: self.now_ns,
             alone,
             is_over: false,
             is_whole: false,
@@ -93,6 +119,7 @@ impl<'s> Simulation<'s> {
             let asked = self.ears.asked.get_mut(&id).expect("just found");
             asked.abort = None;
             let was_open = !asked.is_over;
+            self.outcome.tally.loads_aborted += u64::from(self.engine.loading().any(|other| other == id));
             self.ears.early = Some(EarlyEnd::Abort(id));
             let ears = &mut self.ears;
             let mut deliver = |id, event| ears.hear(id, event);

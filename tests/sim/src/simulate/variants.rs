@@ -6,6 +6,7 @@ use tokenspeed_backend_api::{backend::Backend, exec::Via};
 use tokenspeed_core::{
     engine::ComponentClass,
     request::Event,
+    scheduler::policy::Order,
     speculation::{BRANCHES_MAX, DRAFT_MAX, SpeculationConfig},
 };
 
@@ -20,7 +21,7 @@ use crate::{
 /// Changes a configuration, or leaves it alone, in a way that no text may show.
 type Change = fn(&mut Scenario);
 
-const CHANGES: [(&str, Change); 14] = [
+const CHANGES: [(&str, Change); 18] = [
     ("without prefix cache", |s| s.config.prefix_cache = false),
     ("with prefix cache", |s| s.config.prefix_cache = true),
     ("in chunks of one token", |s| s.config.chunked_prefill_size = 1),
@@ -38,7 +39,7 @@ const CHANGES: [(&str, Change); 14] = [
         s.config.max_logit_rows += 40;
     }),
     ("sampled on the device or by the host", |s| {
-        s.config.relay = !s.config.relay && s.config.speculation.is_none();
+        s.config.relay = !s.config.relay && s.config.speculation.is_none() && s.config.host_pages == 0;
     }),
     ("draft model switched", |s| match (&s.config.draft, s.config.speculation) {
         (Some(_), _) => s.config.draft = None,
@@ -58,6 +59,22 @@ const CHANGES: [(&str, Change); 14] = [
             speculation.ngram = 4 - speculation.ngram;
         }
     }),
+    ("host memory switched", |s| {
+        let pages = s.config.blocks_per_row * 20;
+        let host = if s.config.host_pages == 0 { (pages, 10) } else { (0, 0) };
+        (s.config.host_pages, s.config.host_states) = host;
+        s.config.relay &= host.0 == 0;
+    }),
+    ("shortest prefill first or not", |s| {
+        s.config.scheduling.order = match s.config.scheduling.order {
+            Order::FirstCome => Order::ShortestPrefill,
+            Order::ShortestPrefill => Order::FirstCome,
+        };
+    }),
+    ("prompts coalesced or not", |s| {
+        s.config.scheduling.coalescing_ns = if s.config.scheduling.coalescing_ns == 0 { 20_000 } else { 0 };
+    }),
+    ("masks made elsewhere or not", |s| s.lends_masks = !s.lends_masks),
     ("with plenty of memory", |s| {
         let pages = s.config.blocks_per_row * s.config.max_num_seqs;
         for component in &mut s.config.components {
@@ -72,6 +89,7 @@ pub fn compare(backend: &Backend, scenario: &Scenario, tally: &mut Tally) -> Res
     calm.faults.clear();
     calm.load_faults.clear();
     calm.config.max_waiting = 4096;
+    calm.queue_delay_ns = None;
     for arrival in &mut calm.arrivals {
         arrival.abort = None;
         if let Origin::Turn { waits, .. } = &mut arrival.text.origin {

@@ -47,6 +47,8 @@ pub struct Kernel {
     pub preload_entry: Option<usize>,
     /// Address of the code in device memory.
     pub code_address: u64,
+    /// FNV-1a hash of the code object it came from; 0 for bare code.
+    pub object: u64,
     words: Vec<u32>,
 }
 
@@ -59,6 +61,9 @@ pub struct Object {
     pub target: String,
     image: Arc<Allocation>,
 }
+
+/// First value and factor of a 64-bit FNV-1a hash.
+const FNV: (u64, u64) = (0xcbf2_9ce4_8422_2325, 0x100_0000_01b3);
 
 /// Code before the real entry on hardware without preloading: loads the same registers itself.
 const PRELOAD_PROLOGUE_BYTES: u32 = 256;
@@ -82,9 +87,10 @@ impl Object {
                 std::ptr::copy_nonoverlapping(from.as_ptr(), (image.base + s.address as usize) as *mut u8, from.len());
             }
         }
+        let object = bytes.iter().fold(FNV.0, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(FNV.1));
         let mut kernels = BTreeMap::new();
         for description in metadata.list("amdhsa.kernels") {
-            let kernel = kernel(&elf, description, image.base as u64)?;
+            let kernel = Kernel { object, ..kernel(&elf, description, image.base as u64)? };
             kernels.insert(kernel.name.clone(), Arc::new(kernel));
         }
         let target = metadata.text("amdhsa.target").unwrap_or_default().to_string();
@@ -143,6 +149,7 @@ fn kernel(elf: &Elf, description: &Value, image: u64) -> Result<Kernel, LoadErro
         code,
         preload_entry,
         code_address: image + code_symbol.address,
+        object: 0,
         words,
         name,
     })
@@ -234,6 +241,7 @@ impl Kernel {
             code,
             preload_entry,
             code_address: 0,
+            object: 0,
             words: words.to_vec(),
         })
     }

@@ -114,6 +114,10 @@ pub fn run(cx: &mut Cx, inst: &Inst, addresses: &Addresses, mask: u64) {
     let moved = u64::from(mask.count_ones()) * bytes as u64;
     cx.count.global_read_bytes += moved;
     cx.count.global_write_bytes += moved;
+    if let Some(detail) = &mut cx.count.detail {
+        detail.global(addresses, mask, bytes, false);
+        detail.global(addresses, mask, bytes, true);
+    }
     if inst.d.width > 0 {
         let data = Data { words: old, valid: vec![valid; width] };
         let exec = cx.w.exec();

@@ -7,7 +7,7 @@ use super::{atomic, def, transfer};
 use crate::{
     isa::{Def, Inst, L, Sem},
     lanes,
-    machine::{Cx, LdsOp, Merge},
+    machine::{Access, Cx, LdsOp, Merge},
 };
 
 /// Queues or completes an LDS instruction.
@@ -68,6 +68,13 @@ fn parts(inst: &Inst, size: usize) -> ([u32; 2], usize) {
     ([f.offset as u32 * unit, u32::from(f.offset1) * unit], 2)
 }
 
+/// Counts phases and bank conflicts of the parts of an access.
+fn conflicts(cx: &mut Cx, access: Access, op: &LdsOp, offsets: &[u32], size: usize) {
+    if let Some(detail) = &mut cx.count.detail {
+        offsets.iter().for_each(|offset| detail.lds(access, &op.address, *offset, op.mask, size));
+    }
+}
+
 fn read(cx: &mut Cx, inst: &Inst, op: &LdsOp) {
     let name = inst.def.name;
     let transposed = name.contains("_tr_");
@@ -87,6 +94,7 @@ fn read(cx: &mut Cx, inst: &Inst, op: &LdsOp) {
             }
         }
     }
+    conflicts(cx, Access::Read, op, &offsets[..count], size);
     cx.count.lds_read_bytes += u64::from(op.mask.count_ones()) * (size * count) as u64;
     if transposed {
         if op.mask != u64::MAX {
@@ -160,6 +168,7 @@ fn write(cx: &mut Cx, inst: &Inst, op: &LdsOp) {
             }
         }
     }
+    conflicts(cx, Access::Write, op, &offsets[..count], size);
     cx.count.lds_write_bytes += u64::from(op.mask.count_ones()) * (size * count) as u64;
 }
 
@@ -198,6 +207,7 @@ fn update(cx: &mut Cx, inst: &Inst, op: &LdsOp) {
         valid[0] &= !(u64::from(!known) << l);
         old[l] = before;
     }
+    conflicts(cx, Access::Write, op, &[inst.f.offset as u32], 4);
     if inst.d.width > 0 {
         give(cx, inst, vec![old], valid, op.mask, Merge::Full);
     }

@@ -31,6 +31,13 @@ enum Format {
     I8,
 }
 
+/// Cycles between issues on one SIMD (manual, table of passes; a pass is four cycles): 16 for results of 16 rows, 32 for 32, whatever
+/// the depth of older forms; twice that for f32 and for f8f6f4 with an 8-bit operand.
+fn issue_cycles(rows: usize, a: Format, b: Format) -> u64 {
+    let slow = |f: Format| matches!(f, Format::F32 | Format::Small(0 | 1));
+    rows as u64 * if slow(a) || slow(b) { 2 } else { 1 }
+}
+
 /// Shape of an instruction.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
@@ -201,6 +208,7 @@ fn mfma(cx: &mut Cx, inst: &Inst, shape: Shape, fa: Format, fb: Format) {
     if cx.env.check && !validity(cx, inst, shape) {
         return;
     }
+    cx.count.matrix_cycles += issue_cycles(shape.rows, fa, fb);
     let (mut a, mut b) = ([0f32; LARGEST], [0f32; LARGEST]);
     read(cx, &inst.s[0], fa, shape, &mut a);
     read(cx, &inst.s[1], fb, shape, &mut b);

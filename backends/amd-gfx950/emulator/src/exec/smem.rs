@@ -15,6 +15,9 @@ fn load(cx: &mut Cx, inst: &Inst, address: u64) {
         cx.w.fail(format!("scalar load of {bytes} bytes at {address:#x}: out of bounds, {place}"), None);
         return;
     };
+    if let Some(detail) = &mut cx.count.detail {
+        detail.scalar(address as u64, bytes);
+    }
     let mut op = ScalarLoad { d: inst.d.at(), data: Vec::new(), valid: Vec::new() };
     for i in 0..inst.d.width as usize {
         let at = address + 4 * i;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::{
     isa::{Inst, L, Operand},
     lanes,
-    machine::{Allocation, Cx, Landing, Merge, Pending},
+    machine::{Access, Allocation, Cx, Landing, Merge, Pending},
 };
 
 /// One address per lane.
@@ -70,7 +70,10 @@ fn contradiction(addresses: &Addresses, mask: u64, bytes: usize, words: &[L]) ->
 }
 
 /// Counts lines in lane order: an access of neighbours touches a line once.
-fn count_lines(cx: &mut Cx, addresses: &Addresses, mask: u64) {
+pub fn count_lines(cx: &mut Cx, addresses: &Addresses, mask: u64, bytes: usize, write: bool) {
+    if let Some(detail) = &mut cx.count.detail {
+        detail.global(addresses, mask, bytes, write);
+    }
     let mut last = u64::MAX;
     for l in lanes::of(mask) {
         let line = addresses[l] / 128;
@@ -111,7 +114,7 @@ pub fn gather(cx: &mut Cx, addresses: &Addresses, mask: u64, bytes: usize) -> Op
         }
     }
     cx.count.global_read_bytes += u64::from(mask.count_ones()) * bytes as u64;
-    count_lines(cx, addresses, mask);
+    count_lines(cx, addresses, mask, bytes, false);
     Some(data)
 }
 
@@ -146,7 +149,7 @@ pub fn scatter(cx: &mut Cx, addresses: &Addresses, mask: u64, bytes: usize, word
         allocation.mark(address, bytes, true);
     }
     cx.count.global_write_bytes += u64::from(mask.count_ones()) * bytes as u64;
-    count_lines(cx, addresses, mask);
+    count_lines(cx, addresses, mask, bytes, true);
     true
 }
 
@@ -226,6 +229,9 @@ pub fn to_lds(cx: &mut Cx, inst: &Inst, data: Data, mask: u64, bytes: usize) {
     let stride = if bytes > 4 { 16 } else { 4 };
     let base = (cx.w.s[124] & 0x3_ffff).wrapping_add(inst.f.offset as u32);
     let to: L = std::array::from_fn(|l| base + stride * l as u32);
+    if let Some(detail) = &mut cx.count.detail {
+        detail.lds(Access::Write, &to, 0, mask, bytes.max(4));
+    }
     if cx.env.check {
         cx.lds.begin_dma(cx.w, &to, mask, bytes);
         cx.w.queues.vector.push_back(Pending::Dma { to, data: data.words, valid: data.valid, mask });

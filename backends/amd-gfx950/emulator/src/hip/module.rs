@@ -6,16 +6,10 @@ use std::{
     sync::Arc,
 };
 
-use super::{
-    Status, api,
-    graph::permit_unsafe_call,
-    properties::{LDS_BYTES, MAX_GROUP},
-    put, runtime,
-    work::Work,
-};
+use super::{Status, api, graph::permit_unsafe_call, properties::MAX_GROUP, put, runtime, work::Work};
 use crate::{
     code::{Kernel, LoadError, Object},
-    machine::Dispatch,
+    machine::{Dispatch, LDS_BYTES, Occupancy},
 };
 
 /// A loaded code object.
@@ -203,13 +197,10 @@ api! {
     }
 }
 
-/// Work-groups that a compute unit holds: by registers (four SIMDs, 512 registers each, at most 8 waves) and by LDS.
+/// Work-groups that a compute unit holds.
 fn groups_per_unit(kernel: &Kernel, lanes: u32, dynamic_lds: u32) -> u32 {
-    let waves = lanes.div_ceil(64).max(1);
-    let per_simd = (512 / kernel.descriptor.vector_registers.max(64) as u32).min(8);
-    let by_registers = 4 * per_simd / waves;
-    let lds = kernel.descriptor.lds_bytes + dynamic_lds;
-    by_registers.min(LDS_BYTES.checked_div(lds).unwrap_or(u32::MAX))
+    let d = &kernel.descriptor;
+    Occupancy::new(d.vector_registers as u32, lanes, d.lds_bytes + dynamic_lds).groups_per_unit
 }
 
 api! {

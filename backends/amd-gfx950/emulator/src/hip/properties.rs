@@ -2,6 +2,8 @@
 //!
 //! Offsets are those of `hipDeviceProp_tR0600` in the public HIP 7 header; a test compiles that header and compares.
 
+use crate::machine::LDS_BYTES;
+
 /// Bytes of the structure.
 pub const BYTES: usize = 1472;
 
@@ -37,8 +39,6 @@ pub const LAYOUT: &[(&str, usize, usize)] = &[
     ("isLargeBar", 1464, 4),
 ];
 
-/// LDS of a compute unit, all of which one work-group may have.
-pub const LDS_BYTES: u32 = 160 << 10;
 /// Lanes of a work-group.
 pub const MAX_GROUP: u32 = 1024;
 const COMPUTE_UNITS: u64 = 256;

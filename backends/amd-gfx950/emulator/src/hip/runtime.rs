@@ -195,8 +195,8 @@ impl Runtime {
     }
 
     /// Adds a launch's counters.
-    pub fn count(&self, counters: &Counters) {
-        self.counters.lock().unwrap_or_else(|e| e.into_inner()).add(counters);
+    pub fn count(&self, counters: Counters) {
+        self.counters.lock().unwrap_or_else(|e| e.into_inner()).add(&counters);
     }
 
     /// Counters since the last call.

@@ -1,14 +1,17 @@
-//! How the emulator runs kernels: from the environment at first use, changed later by two functions that HIP does not have.
+//! How the emulator runs kernels: from the environment at first use, changed later by functions that HIP does not have.
 //!
 //! `TOKENSPEED_EMULATOR_CHECKS` (1, or 0 for speed), `_SEED`, `_THREADS`, `_DEVICES` (up to 16), `_MEMORY` (bytes per
-//! device), `_MAX_STEPS` (instructions of one wave after which it counts as stuck).
+//! device), `_MAX_STEPS` (instructions of one wave after which it counts as stuck), `_COUNTERS` (see `log`).
 
 use std::{
-    ffi::c_char,
-    sync::atomic::{AtomicU64, Ordering},
+    ffi::{CStr, c_char},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
-use super::{api, put, runtime};
+use super::{api, log, put, runtime};
 use crate::machine::{Counters, Mode};
 
 /// Settings of the process.
@@ -23,6 +26,9 @@ pub struct Settings {
     /// Memory of each.
     pub memory_bytes: u64,
     launches: AtomicU64,
+    sample: AtomicU64,
+    /// Kernels that run whole even so.
+    whole: Mutex<Vec<String>>,
 }
 
 const MAX_DEVICES: u64 = 16;
@@ -45,6 +51,8 @@ impl Settings {
             devices: number("DEVICES", 1).min(MAX_DEVICES) as i32,
             memory_bytes: number("MEMORY", MEMORY_BYTES),
             launches: AtomicU64::new(0),
+            sample: AtomicU64::new(0),
+            whole: Mutex::default(),
         }
     }
 
@@ -53,14 +61,18 @@ impl Settings {
         self.check.load(Ordering::Relaxed) != 0
     }
 
-    /// Mode of the next launch: each has its own seed.
-    pub fn mode(&self) -> Mode {
+    /// Mode of the next launch, of this kernel: each has its own seed.
+    pub fn mode(&self, kernel: &str) -> Mode {
+        let whole = self.whole.lock().unwrap_or_else(PoisonError::into_inner);
+        let sample = if whole.iter().any(|w| w == kernel) { 0 } else { self.sample.load(Ordering::Relaxed) };
         let number = self.launches.fetch_add(1, Ordering::Relaxed);
         Mode {
             check: self.check(),
             seed: self.seed.load(Ordering::Relaxed).wrapping_add(number.wrapping_mul(1000)),
             threads: self.threads as usize,
             max_steps: self.max_steps,
+            detail: log::wanted(),
+            sample: sample as u32,
         }
     }
 }
@@ -89,6 +101,21 @@ api! {
             std::ptr::copy_nonoverlapping(text.as_ptr(), to.cast(), len);
             to.add(len).write(0);
         }
+        Ok(())
+    }
+}
+
+api! {
+    /// Emulator only, for counting large launches: from now on work-groups run at `most` coordinates per axis alone, 0 = all again,
+    /// but for kernels named in `whole`, a zero-terminated list with commas (or null), on whose results the work of others
+    /// depends. **Results are garbage**; counters are those of the work-groups that ran.
+    fn tokenspeedEmulatorSample(most: u32, whole: *const c_char) {
+        // SAFETY: zero-terminated by contract where not null.
+        let names = if whole.is_null() { "" } else { unsafe { CStr::from_ptr(whole) }.to_str().unwrap_or_default() };
+        let settings = &runtime().settings;
+        let names = names.split(',').filter(|n| !n.is_empty()).map(str::to_string).collect();
+        *settings.whole.lock().unwrap_or_else(PoisonError::into_inner) = names;
+        settings.sample.store(most.into(), Ordering::Relaxed);
         Ok(())
     }
 }

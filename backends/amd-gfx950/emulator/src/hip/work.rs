@@ -2,10 +2,10 @@
 
 use std::sync::{Arc, atomic::Ordering};
 
-use super::{Status, event::Event, runtime, stream::Stream};
+use super::{Status, event::Event, log, runtime, stream::Stream};
 use crate::{
     code::Kernel,
-    machine::{Dispatch, launch},
+    machine::{Counters, Dispatch, launch},
 };
 
 /// One piece of work.
@@ -61,10 +61,13 @@ impl Work {
             Self::Kernel { kernel, dispatch } => {
                 let runtime = runtime();
                 let visible = visible(device)?;
-                let mode = runtime.settings.mode();
+                let mode = runtime.settings.mode(&kernel.name);
                 let counters = launch(kernel, &runtime.memory, visible.as_deref(), dispatch, mode)
                     .map_err(|report| runtime.fail(device, report))?;
-                runtime.count(&counters);
+                if mode.detail {
+                    log::write(kernel, dispatch, mode, &counters);
+                }
+                runtime.count(Counters { detail: None, ..counters });
                 Ok(())
             }
             Self::Mark(event) => {

@@ -1,5 +1,6 @@
 //! What a launch did: instructions by class, matrix work, bytes moved.
 
+use super::detail::Detail;
 use crate::isa::Class;
 
 /// Sums over all waves of a launch.
@@ -9,6 +10,8 @@ pub struct Counters {
     pub instructions: [u64; 9],
     /// Multiply-adds of matrix instructions.
     pub matrix_macs: u64,
+    /// Cycles in which matrix instructions keep a SIMD's matrix unit.
+    pub matrix_cycles: u64,
     /// Bytes that lanes asked of global memory.
     pub global_read_bytes: u64,
     /// Bytes that lanes wrote to global memory.
@@ -23,6 +26,8 @@ pub struct Counters {
     pub groups: u64,
     /// Barriers passed, per wave.
     pub barriers: u64,
+    /// Lines and bank conflicts, where they are wanted.
+    pub detail: Option<Box<Detail>>,
 }
 
 impl Counters {
@@ -37,6 +42,7 @@ impl Counters {
             *a += b;
         }
         self.matrix_macs += other.matrix_macs;
+        self.matrix_cycles += other.matrix_cycles;
         self.global_read_bytes += other.global_read_bytes;
         self.global_write_bytes += other.global_write_bytes;
         self.global_lines += other.global_lines;
@@ -44,6 +50,11 @@ impl Counters {
         self.lds_write_bytes += other.lds_write_bytes;
         self.groups += other.groups;
         self.barriers += other.barriers;
+        match (&mut self.detail, &other.detail) {
+            (Some(mine), Some(theirs)) => mine.add(theirs),
+            (mine @ None, Some(theirs)) => *mine = Some(theirs.clone()),
+            (_, None) => {}
+        }
     }
 
     /// All instructions.

@@ -12,6 +12,7 @@ use std::sync::{
 use super::{
     context::{Cx, Env, Scratch},
     counters::Counters,
+    detail::{Axis, Detail, sample},
     fault::Report,
     lds::Lds,
     memory::{Memory, Owner},
@@ -34,7 +35,7 @@ pub struct Dispatch {
 }
 
 /// How to run it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Mode {
     /// All checks and late landing.
     pub check: bool,
@@ -44,6 +45,10 @@ pub struct Mode {
     pub threads: usize,
     /// Instructions of one wave after which it counts as stuck.
     pub max_steps: u64,
+    /// Counts lines and bank conflicts too ([`Detail`]).
+    pub detail: bool,
+    /// Most coordinates per axis at which work-groups run; 0 = all. A launch of which not all run computes garbage.
+    pub sample: u32,
 }
 
 /// Packet and queue structures behind the arguments.
@@ -87,6 +92,7 @@ struct Shared<'a> {
     queue: u64,
     next: AtomicU64,
     total: u64,
+    axes: [Axis; 3],
     stop: AtomicBool,
     report: Mutex<Option<Report>>,
 }
@@ -118,6 +124,7 @@ pub fn launch(
     let bytes = argument_block(kernel, dispatch, kernarg_bytes, block.base as u64);
     // SAFETY: the block was just allocated, is not shared yet, and is at least this long.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), block.base as *mut u8, bytes.len()) };
+    let axes = sampled(dispatch, mode);
     let view = devices.map_or_else(|| memory.view(), |devices| memory.view().of_devices(devices));
     let shared = Shared {
         env: Env { kernel, memory: &view, check: mode.check },
@@ -127,7 +134,8 @@ pub fn launch(
         packet: (block.base + kernarg_bytes) as u64,
         queue: (block.base + kernarg_bytes + PACKET_BYTES) as u64,
         next: AtomicU64::new(0),
-        total: dispatch.groups.iter().map(|g| u64::from(*g)).product(),
+        total: axes.iter().map(|a| a.len() as u64).product(),
+        axes,
         stop: AtomicBool::new(false),
         report: Mutex::new(None),
     };
@@ -158,6 +166,11 @@ pub fn launch(
         Some(report) => Err(report),
         None => Ok(counters),
     }
+}
+
+/// Coordinates per axis at which work-groups run.
+pub fn sampled(dispatch: &Dispatch, mode: Mode) -> [Axis; 3] {
+    dispatch.groups.map(|extent| sample(extent, mode.sample))
 }
 
 /// Explicit and hidden arguments, the dispatch packet, an empty queue.
@@ -199,6 +212,7 @@ fn worker(shared: &Shared, thread: u64) -> Counters {
     let check = shared.mode.check;
     let mut random = Random::new(shared.mode.seed.wrapping_add(thread));
     let (mut counters, mut scratch) = (Counters::default(), Scratch::default());
+    counters.detail = shared.mode.detail.then(|| Box::new(Detail::default()));
     let (mut active, mut spare): (Vec<Group>, Vec<Group>) = (Vec::new(), Vec::new());
     let mut wanted = if check { 1 + random.below(4) as usize } else { 1 };
     let mut turn = 0;
@@ -230,6 +244,9 @@ fn worker(shared: &Shared, thread: u64) -> Counters {
             false => 4096,
         };
         let before = group.waves[number].steps;
+        if let Some(detail) = &mut counters.detail {
+            detail.enter(group.id);
+        }
         let signal = {
             let mut cx = Cx {
                 w: &mut group.waves[number],
@@ -321,8 +338,9 @@ fn stuck(shared: &Shared, active: &[Group]) -> String {
 
 /// A work-group with registers as the hardware sets them up.
 fn begin(shared: &Shared, id: u64, spare: Option<Group>) -> Group {
-    let [gx, gy, _] = shared.dispatch.groups.map(u64::from);
-    let id = [(id % gx) as u32, (id / gx % gy) as u32, (id / gx / gy) as u32];
+    let [x, y, z] = &shared.axes;
+    let (nx, ny, id) = (x.len(), y.len(), id as usize);
+    let id = [x[id % nx], y[id / nx % ny], z[id / nx / ny]];
     let kernel = shared.env.kernel;
     let d = &kernel.descriptor;
     let lanes: u32 = shared.dispatch.block.iter().product();

@@ -1,0 +1,43 @@
+//! Counts what the kernels of a Kimi K3 rank do on the emulator and prints the table of `docs/performance.md`, "MI355X kernels,
+//! by count": `cargo bench -p tokenspeed-amd-gfx950 --profile dev --bench modelled [-- TEXT…]`, where TEXT selects rows and `--launches`
+//! lists the launches of each on standard error. Needs the
+//! emulator (`cargo build -p tokenspeed-emulator`) and the kernels (`cargo xtask kernels`) of the same target folder.
+//!
+//! Each row runs ops of the catalogue through the backend's own planner, once with the best kernels and once with
+//! `kernels=portable`, so that launches, grids and arguments are those of serving. Operands are zeros but for tables, routes and
+//! the step: counts do not depend on values. Rejected: launching kernels by name with arguments written here, which
+//! would be a second planner that nobody keeps in step with the first.
+//!
+//! Large rows are sampled: work-groups at a few coordinates per axis run, and sums are scaled (`tokenspeedEmulatorSample`).
+//! Kernels that others depend on (sorting of routes, dealing of attention work) always run whole.
+
+#[path = "../../tests/emulated/find.rs"]
+mod find;
+mod launches;
+mod op;
+mod rows;
+mod run;
+mod table;
+
+fn main() {
+    let selected: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
+    let wanted = |title: &str| selected.is_empty() || selected.iter().any(|s| title.contains(s.as_str()));
+    let listed = std::env::args().any(|a| a == "--launches");
+    let session = match run::Session::new(listed) {
+        Ok(session) => session,
+        Err(why) => {
+            eprintln!("modelled: {why}");
+            std::process::exit(1);
+        }
+    };
+    println!("{}", table::HEAD);
+    for row in rows::all().into_iter().filter(|r| wanted(&r.title)) {
+        match session.measure(&row) {
+            Ok(lines) => print!("{lines}"),
+            Err(why) => {
+                eprintln!("modelled: {}: {why}", row.title);
+                std::process::exit(1);
+            }
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! An op with its operands, of which only the few that decide addresses have contents, and the least it must move.
+
+use tokenspeed_backend_api::{
+    dtype::DType,
+    graph::Vary,
+    op::{Attrs, OpKind},
+    step::StepData,
+    tensor::Tensor,
+};
+
+/// One operand.
+pub struct Operand {
+    /// Shape.
+    pub tensor: Tensor,
+    /// Contents; zeros if there are none.
+    pub bytes: Option<Vec<u8>>,
+}
+
+/// One op.
+pub struct Op {
+    /// Kind.
+    pub kind: OpKind,
+    /// Attributes.
+    pub attrs: Attrs,
+    /// Operands in catalogue order.
+    pub operands: Vec<Operand>,
+    /// The step it runs in.
+    pub step: StepData,
+    /// Bytes that the op must read and write: each of its inputs and outputs once, as they are stored.
+    pub floor_bytes: f64,
+}
+
+impl Op {
+    /// An op without operands, over requests (tokens computed, tokens of the step).
+    pub fn new(kind: OpKind, requests: &[(u32, usize)]) -> Self {
+        let ids: Vec<Vec<i32>> = requests.iter().map(|r| vec![0; r.1]).collect();
+        let spans: Vec<(u32, u32, &[i32])> =
+            requests.iter().zip(&ids).enumerate().map(|(i, (r, ids))| (i as u32, r.0, &ids[..])).collect();
+        let mut step = StepData::from_spans(&spans);
+        for (i, row) in step.rows.iter_mut().enumerate() {
+            // A state slot each, slot 0 being nobody's; in place.
+            (row.state_read, row.state_write, row.state_tokens) = (i as u32 + 1, i as u32 + 1, row.computed);
+        }
+        Self { kind, attrs: Attrs::default(), operands: Vec::new(), step, floor_bytes: 0.0 }
+    }
+
+    /// Tokens of the step.
+    pub fn tokens(&self) -> u64 {
+        self.step.tokens.len() as u64
+    }
+
+    fn add(&mut self, dtype: DType, vary: Vary, dims: &[u64], bytes: Option<Vec<u8>>) -> f64 {
+        let tensor = Tensor::new(dtype, vary, dims);
+        self.operands.push(Operand { tensor, bytes });
+        tensor.bytes() as f64
+    }
+
+    /// An f32 value per token, read or written once.
+    pub fn value(mut self, inner: &[u64]) -> Self {
+        let dims: Vec<u64> = [self.tokens()].iter().chain(inner).copied().collect();
+        self.floor_bytes += self.add(DType::F32, Vary::Tokens, &dims, None);
+        self
+    }
+
+    /// A weight, read once.
+    pub fn weight(mut self, dtype: DType, dims: &[u64]) -> Self {
+        self.floor_bytes += self.add(dtype, Vary::Fixed, dims, None);
+        self
+    }
+
+    /// An operand of which only `bytes` must be moved.
+    pub fn part(mut self, dtype: DType, dims: &[u64], bytes: f64) -> Self {
+        self.add(dtype, Vary::Fixed, dims, None);
+        self.floor_bytes += bytes;
+        self
+    }
+
+    /// Numbers that decide addresses, read once.
+    pub fn numbers(mut self, vary: Vary, dims: &[u64], numbers: &[u32]) -> Self {
+        let bytes = numbers.iter().flat_map(|n| n.to_le_bytes()).collect();
+        self.floor_bytes += self.add(DType::U32, vary, dims, Some(bytes));
+        self
+    }
+
+    /// Sets attributes.
+    pub fn attrs(mut self, i: &[i64], f: &[f64]) -> Self {
+        self.attrs.i[..i.len()].copy_from_slice(i);
+        self.attrs.f[..f.len()].copy_from_slice(f);
+        self
+    }
+}

@@ -1,0 +1,151 @@
+//! Runs a row's ops on the emulator and collects what it logged.
+
+use std::{ffi::CString, io::Read as _, io::Seek as _, path::PathBuf};
+
+use tokenspeed_amd_gfx950::hip::Hip;
+use tokenspeed_backend_api::{
+    abi::{TS_BIND_ACTIVATIONS, TS_BIND_CACHE, TS_BIND_OUTPUT, TS_BIND_STEP, TS_BIND_TABLES},
+    backend::{ArenaKind, Backend, Bindings, Device},
+    loader::{SearchPaths, load},
+    record::OpRecord,
+};
+
+use crate::{find, launches::Sum, op::Op, rows::Row, table};
+
+/// Kernels that run whole: on whose results the addresses of others depend, and one whose neighbouring work-groups share rows in
+/// part, which a sample does not see.
+const WHOLE: &str = "sort,clear,count,cut,place,deal,short_conv,short_conv_long";
+const TIMEOUT_NS: u64 = 3_600_000_000_000;
+/// Operands start at multiples of this.
+const ALIGN: u64 = 256;
+
+/// The backend on the emulator, twice.
+pub struct Session {
+    devices: [Device; 2],
+    _backend: Backend,
+    hip: &'static Hip,
+    log: PathBuf,
+    listed: bool,
+}
+
+impl Session {
+    /// Loads emulator and backend.
+    ///
+    /// # Errors
+    /// What is missing, and how it is made.
+    pub fn new(listed: bool) -> Result<Self, String> {
+        let log = std::env::temp_dir().join(format!("gfx950-launches-{}", std::process::id()));
+        let variables = [
+            ("TOKENSPEED_EMULATOR_CHECKS", "0".into()),
+            ("TOKENSPEED_EMULATOR_COUNTERS", log.clone()),
+            ("TOKENSPEED_HIP_LIBRARY", find::profile().join("libamdhip64.so")),
+            ("TOKENSPEED_KERNELS", find::target().join("kernels")),
+        ];
+        for (name, value) in variables {
+            if std::env::var_os(name).is_none() || name.contains("EMULATOR") {
+                // SAFETY: the program's only thread, and the libraries that read these are loaded below.
+                unsafe { std::env::set_var(name, value) };
+            }
+        }
+        let hip = tokenspeed_amd_gfx950::hip::load().map_err(|e| e.to_string())?;
+        let backend = load("amd-gfx950", &SearchPaths::only([])).map_err(|e| e.to_string())?;
+        let open = |kernels| backend.open(0, &[("kernels", kernels)]).map_err(|e| e.to_string());
+        let devices = [open("best")?, open("portable")?];
+        std::fs::write(&log, "").map_err(|e| format!("{}: {e}", log.display()))?;
+        Ok(Self { devices, _backend: backend, hip, log, listed })
+    }
+
+    /// Both lines of a row.
+    ///
+    /// # Errors
+    /// Whatever the backend says.
+    pub fn measure(&self, row: &Row) -> Result<String, String> {
+        self.sample(row.sample)?;
+        // Whichever cut needs less: what lies between the ops of the other is no need.
+        let needs = |ops: &[Op]| ops.iter().map(|op| op.floor_bytes).sum::<f64>();
+        let floor = needs(&row.ops[0]).min(needs(&row.ops[1]));
+        let mut sums = Vec::new();
+        for (device, ops) in self.devices.iter().zip(&row.ops) {
+            let before = std::fs::metadata(&self.log).map_err(|e| e.to_string())?.len();
+            for op in ops {
+                launch(device, op)?;
+            }
+            let log = self.logged(before)?;
+            if self.listed {
+                eprint!("{}", Sum::list(&log)?);
+            }
+            sums.push(Sum::of(&log)?);
+        }
+        Ok(table::lines(row, floor, &sums))
+    }
+
+    fn logged(&self, from: u64) -> Result<String, String> {
+        let wrap = |e: std::io::Error| format!("{}: {e}", self.log.display());
+        let mut file = std::fs::File::open(&self.log).map_err(wrap)?;
+        file.seek(std::io::SeekFrom::Start(from)).map_err(wrap)?;
+        let mut text = String::new();
+        file.read_to_string(&mut text).map_err(wrap)?;
+        Ok(text)
+    }
+
+    fn sample(&self, most: u32) -> Result<(), String> {
+        type Sample = unsafe extern "C" fn(u32, *const std::ffi::c_char) -> i32;
+        // SAFETY: the library is loaded already, so nothing new runs.
+        let library = unsafe { libloading::Library::new(&self.hip.path) }.map_err(|e| e.to_string())?;
+        // SAFETY: the emulator's function has this type.
+        let f = unsafe { library.get::<Sample>(b"tokenspeedEmulatorSample") };
+        let f = f.map_err(|_| format!("{} is not the emulator", self.hip.path.display()))?;
+        let whole = CString::new(WHOLE).expect("no zero in it");
+        // SAFETY: takes a number and a zero-terminated text that lives through the call.
+        match unsafe { f(most, whole.as_ptr()) } {
+            0 => Ok(()),
+            status => Err(format!("tokenspeedEmulatorSample: status {status}")),
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // Best effort: a file of temporary data.
+        let _gone = std::fs::remove_file(&self.log);
+    }
+}
+
+/// Runs an op once: operands in one arena of zeros, contents written where there are any.
+fn launch(device: &Device, op: &Op) -> Result<(), String> {
+    let fail = |e: tokenspeed_backend_api::backend::BackendError| format!("{}: {e}", op.kind);
+    let mut at = 0;
+    let mut tensors = Vec::new();
+    for operand in &op.operands {
+        let mut tensor = operand.tensor;
+        (tensor.binding, tensor.offset) = (TS_BIND_ACTIVATIONS, at);
+        at += tensor.bytes().next_multiple_of(ALIGN);
+        tensors.push(tensor);
+    }
+    let mut record = OpRecord::new(op.kind, tensors.iter().map(|t| t.to_abi()).collect(), op.attrs, "modelled");
+    let support = device.op_support(&record).map_err(fail)?;
+    if !support.is_supported() {
+        return Err(format!("{}: refused: {}", op.kind, support.reason));
+    }
+    (record.workspace_offset, record.workspace_bytes) = (at, support.workspace_bytes);
+    let arena = device.arena_alloc(ArenaKind::Activations, at + support.workspace_bytes.max(1)).map_err(fail)?;
+    let block = op.step.to_bytes();
+    let step = device.arena_alloc(ArenaKind::Step, block.len() as u64).map_err(fail)?;
+    let mut bindings = Bindings::new();
+    bindings.bind_all(TS_BIND_STEP, &step).bind_all(TS_BIND_ACTIVATIONS, &arena);
+    for (slot, kind) in
+        [(TS_BIND_TABLES, ArenaKind::Tables), (TS_BIND_CACHE, ArenaKind::Cache), (TS_BIND_OUTPUT, ArenaKind::Output)]
+    {
+        bindings.bind_all(slot, &device.arena_alloc(kind, 64).map_err(fail)?);
+    }
+    device.write(&step, 0, &block).map_err(fail)?;
+    for (tensor, operand) in tensors.iter().zip(&op.operands) {
+        if let Some(bytes) = &operand.bytes {
+            device.write(&arena, tensor.offset, bytes).map_err(fail)?;
+        }
+    }
+    let (queue, event) = (device.queue_create().map_err(fail)?, device.event_create().map_err(fail)?);
+    device.op_launch(&queue, &record, &bindings).map_err(fail)?;
+    device.queue_signal(&queue, &event, 1).map_err(fail)?;
+    event.wait(1, TIMEOUT_NS).map_err(fail)
+}

@@ -1,0 +1,96 @@
+//! The way into and out of a latent mixture of experts: one launch has the bits of the launches it stands for, where it is the
+//! same arithmetic, and a token has the same bits in every tile.
+
+use tokenspeed_backend_api::{
+    abi::ts_step_row,
+    dtype::DType,
+    graph::Vary,
+    op::{Attrs, OpKind},
+    tensor::Tensor,
+};
+
+use crate::{
+    replay::{Bench, attrs, rows},
+    support::{Bytes, Random, backend_device, configure, emulator},
+};
+
+/// Tokens of a step, one for each height of tile.
+const TOKENS: [usize; 3] = [3, 20, 300];
+/// Input, experts, latent width, shared width, output: ragged beside tiles of 64 and 128.
+const K: u64 = 80;
+const E: u64 = 70;
+const L: u64 = 48;
+const S: u64 = 112;
+const N: u64 = 144;
+
+struct Made {
+    logits: Tensor,
+    z: Tensor,
+    h: Tensor,
+    y: Tensor,
+}
+
+fn agree(options: &[(&str, &str)]) {
+    let Some((_backend, device)) = backend_device(options) else { return };
+    configure(emulator(), true, 2);
+    let mut bench = Bench::new(&device);
+    let mut random = Random(11);
+    let most = TOKENS[2] as u64;
+    let mut value = |bench: &mut Bench<'_>, width: u64| {
+        let numbers: Vec<f32> = (0..most * width).map(|_| random.unit() * 2.0).collect();
+        bench.place(DType::F32, Vary::Tokens, &[most, width], Some(numbers.bytes()))
+    };
+    let [x, r, before] = [K, L, N].map(|width| value(&mut bench, width));
+    let mut random = Random(12);
+    let mut matrix = |rows: u64, columns: u64| {
+        let numbers = random.bf16((rows * columns) as usize).bytes();
+        bench.place(DType::BF16, Vary::Fixed, &[rows, columns], Some(numbers))
+    };
+    let matrices = [(E, K), (L, K), (S, K), (S, K)].map(|(n, k)| matrix(n, k));
+    let (up, down) = (matrix(N, L), matrix(N, S));
+    let norm: Vec<f32> = (0..L).map(|i| 1.0 + i as f32 / 64.0).collect();
+    let norm = bench.place(DType::F32, Vary::Fixed, &[L], Some(norm.bytes()));
+    let mut output = |tokens: usize, width| bench.place(DType::F32, Vary::Tokens, &[tokens as u64, width], None);
+    let made = TOKENS.map(|t| Made { logits: output(t, E), z: output(t, L), h: output(t, S), y: output(t, N) });
+    let [logits, z, gates, ups, h] = [E, L, S, S, S].map(|width| output(TOKENS[1], width));
+    bench.load();
+
+    let betas = attrs(&[], &[4.0, 25.0]);
+    for (t, made) in TOKENS.iter().zip(&made) {
+        let inputs = [&[rows(&x, 0, *t)], &matrices[..], &[made.logits, made.z, made.h]].concat();
+        let outputs = vec![rows(&r, 0, *t), norm, up, made.h, down, rows(&before, 0, *t), made.y];
+        let ops = [(OpKind::MoeInput, inputs, betas), (OpKind::MoeOutput, outputs, attrs(&[1], &[1e-5]))];
+        bench.run(ts_step_row { query_len: *t as u32, ..Default::default() }, &ops);
+    }
+    let tokens = rows(&x, 0, TOKENS[1]);
+    let mut parts: Vec<_> = matrices
+        .iter()
+        .zip([logits, z, gates, ups])
+        .map(|(w, y)| (OpKind::Gemm, vec![tokens, *w, y], Attrs::default()))
+        .collect();
+    parts.push((OpKind::SituMul, vec![gates, ups, h], betas));
+    bench.run(ts_step_row { query_len: TOKENS[1] as u32, ..Default::default() }, &parts);
+
+    let few = TOKENS[0];
+    let bits = |tensor: &Tensor, n: usize| bench.read(&rows(tensor, 0, n));
+    let [low, middle, high] = &made;
+    for (name, own, part) in [("logits", middle.logits, logits), ("z", middle.z, z), ("h", middle.h, h)] {
+        assert!(bits(&own, TOKENS[1]) == bits(&part, TOKENS[1]), "{name} has other bits than in parts");
+    }
+    let every = |made: &Made| [made.logits, made.z, made.h, made.y];
+    for taller in [middle, high] {
+        for ((name, a), b) in ["logits", "z", "h", "y"].into_iter().zip(every(low)).zip(every(taller)) {
+            assert!(bits(&a, few) == bits(&b, few), "{name} of a token has other bits among {} tokens", b.dims[0]);
+        }
+    }
+}
+
+#[test]
+fn one_launch_has_the_bits_of_its_parts_in_every_tile() {
+    agree(&[]);
+}
+
+#[test]
+fn one_launch_has_the_bits_of_its_parts_in_f32() {
+    agree(&[("precision", "f32")]);
+}
