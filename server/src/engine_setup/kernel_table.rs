@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn kernels_and_counts_stand_in_one_line() {
-        let manifest = format!(r#"{{"architecture":"gfx950","kernels":[{KERNEL}]}}"#);
+        let manifest = format!(r#"{{"architecture":"chip9","kernels":[{KERNEL}]}}"#);
         let plain = table(&manifest, None).unwrap();
         let words: Vec<&str> = plain.lines().nth(1).unwrap().split_whitespace().collect();
         assert_eq!(words, ["mix_128", "96", "0", "40", "1024", "256", "5", "5"]);

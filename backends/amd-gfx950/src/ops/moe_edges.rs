@@ -40,6 +40,9 @@ fn support_output(op: &OpDesc, settings: &Settings) -> Support {
 }
 
 fn support(settings: &Settings, name: &str, matrices: &[&Tensor], extents: &[u64]) -> Support {
+    if !settings.specialised() {
+        return Support::no("in parts with kernels=portable");
+    }
     let dtype = matrices[0].dtype;
     let as_they_are = matches!((dtype, settings.precision), (DType::BF16, _) | (DType::F32, Precision::F32));
     if !as_they_are || matrices.iter().any(|w| w.dtype != dtype) {

@@ -29,7 +29,7 @@ use std::{
 use crate::{
     code::Kernel,
     isa::CLASSES,
-    machine::{Counters, Dispatch, LINE_BYTES, Mode, Occupancy, RESOURCES, estimate, sampled},
+    machine::{Counters, Detail, Dispatch, LINE_BYTES, Mode, Occupancy, RESOURCES, estimate, sampled},
 };
 
 /// Names the file.
@@ -67,7 +67,8 @@ pub fn line(kernel: &Kernel, dispatch: &Dispatch, mode: Mode, c: &Counters) -> S
     let (registers, lds) = (d.vector_registers as u32, d.lds_bytes + dispatch.dynamic_lds);
     let occupancy = Occupancy::new(registers, dispatch.block.iter().product(), lds);
     let groups: u64 = dispatch.groups.iter().map(|g| u64::from(*g)).product();
-    let detail = c.detail.as_deref().cloned().unwrap_or_default();
+    let nothing = Detail::default();
+    let detail = c.detail.as_deref().unwrap_or(&nothing);
     let footprint = detail.footprint(dispatch.groups, &sampled(dispatch, mode));
     let e = estimate(c, groups, occupancy, &footprint);
     let mut out = String::from("{");

@@ -22,7 +22,7 @@
 
 use super::{
     counters::Counters,
-    detail::{Footprint, LINE_BYTES},
+    detail::{Detail, Footprint, LINE_BYTES},
     occupancy::{Occupancy, SIMDS},
 };
 use crate::isa::Class;
@@ -62,7 +62,8 @@ pub struct Estimate {
 pub fn estimate(counters: &Counters, groups: u64, occupancy: Occupancy, footprint: &Footprint) -> Estimate {
     let ran = counters.groups.max(1) as f64;
     let each = |sum: u64| sum as f64 / ran;
-    let detail = counters.detail.as_deref().cloned().unwrap_or_default();
+    let nothing = Detail::default();
+    let detail = counters.detail.as_deref().unwrap_or(&nothing);
     let groups = groups as f64;
     let n = (groups / UNITS).ceil();
     let resident = n.min(f64::from(occupancy.groups_per_unit.max(1)));
@@ -89,7 +90,6 @@ pub fn estimate(counters: &Counters, groups: u64, occupancy: Occupancy, footprin
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::Detail;
 
     fn close(a: f64, b: f64) -> bool {
         (a - b).abs() <= 1e-9 * b.abs()
