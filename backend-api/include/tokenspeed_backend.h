@@ -231,6 +231,8 @@ typedef struct ts_queue ts_queue;
 
 #define TS_OP_MOE_OUTPUT 278
 
+#define TS_OP_MLA_MIX 279
+
 #define TS_SUPPORT_NO 0
 
 #define TS_SUPPORT_YES 1
@@ -251,6 +253,9 @@ typedef struct ts_queue ts_queue;
 
 // Factors of matrix products are rounded to bf16, sums are f32.
 #define TS_ROUNDING_BF16 1
+
+// Factors of matrix products are rounded to e4m3, the greatest of a group scaled to its range, sums are f32.
+#define TS_ROUNDING_FP8 2
 
 #define TS_NO_OPERAND 4294967295
 

@@ -327,6 +327,7 @@ pub const TS_OP_KDA_CHUNK: u32 = 275;
 pub const TS_OP_KDA_MIX: u32 = 276;
 pub const TS_OP_MOE_INPUT: u32 = 277;
 pub const TS_OP_MOE_OUTPUT: u32 = 278;
+pub const TS_OP_MLA_MIX: u32 = 279;
 
 pub const TS_SUPPORT_NO: u32 = 0;
 pub const TS_SUPPORT_YES: u32 = 1;
@@ -342,6 +343,8 @@ pub const TS_DETERMINISM_NONE: u32 = 2;
 pub const TS_ROUNDING_F32: u32 = 0;
 /// Factors of matrix products are rounded to bf16, sums are f32.
 pub const TS_ROUNDING_BF16: u32 = 1;
+/// Factors of matrix products are rounded to e4m3, the greatest of a group scaled to its range, sums are f32.
+pub const TS_ROUNDING_FP8: u32 = 2;
 
 pub const TS_NO_OPERAND: u32 = 0xffff_ffff;
 pub const TS_IMPL_NAME_BYTES: usize = 64;

@@ -94,11 +94,13 @@ pub enum OpKind {
     MoeInput = TS_OP_MOE_INPUT,
     /// Fused: the way out of a latent mixture of experts, into the residual stream.
     MoeOutput = TS_OP_MOE_OUTPUT,
+    /// Fused: latent attention from the projected query to the gated values.
+    MlaMix = TS_OP_MLA_MIX,
 }
 
 impl OpKind {
     /// Every kind, in catalogue order.
-    pub const ALL: [OpKind; 44] = [
+    pub const ALL: [OpKind; 45] = [
         OpKind::TableUpdate,
         OpKind::Copy,
         OpKind::Gemm,
@@ -143,6 +145,7 @@ impl OpKind {
         OpKind::KdaMix,
         OpKind::MoeInput,
         OpKind::MoeOutput,
+        OpKind::MlaMix,
     ];
 
     /// From the ABI's number; `None` for a number this version does not know.
@@ -202,6 +205,7 @@ impl OpKind {
             OpKind::KdaMix => "kda_mix",
             OpKind::MoeInput => "moe_input",
             OpKind::MoeOutput => "moe_output",
+            OpKind::MlaMix => "mla_mix",
         }
     }
 }

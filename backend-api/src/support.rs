@@ -34,6 +34,8 @@ pub enum Rounding {
     F32 = TS_ROUNDING_F32,
     /// Factors of matrix products are bf16, sums f32.
     Bf16 = TS_ROUNDING_BF16,
+    /// Factors of matrix products are e4m3 with a scale per row or group of a row, sums f32.
+    Fp8 = TS_ROUNDING_FP8,
 }
 
 /// An operand to be packed once, at load.
@@ -136,7 +138,11 @@ impl Support {
             capture_safe: s.capture_safe != 0,
             determinism,
             // An unknown class of a newer plugin is held to the tightest tolerance.
-            rounding: if s.rounding == TS_ROUNDING_BF16 { Rounding::Bf16 } else { Rounding::F32 },
+            rounding: match s.rounding {
+                TS_ROUNDING_BF16 => Rounding::Bf16,
+                TS_ROUNDING_FP8 => Rounding::Fp8,
+                _ => Rounding::F32,
+            },
             workspace_bytes: s.workspace_bytes,
             cost_ns: (s.cost_ns != 0).then_some(s.cost_ns),
             pack: packs.then_some(Pack { operand: s.pack_operand, layout: s.pack_layout, bytes: s.pack_bytes }),
@@ -153,8 +159,10 @@ mod tests {
         let mut yes = Support::yes("gemm_avx2");
         yes.pack = Some(Pack { operand: 1, layout: 3, bytes: 640 });
         yes.cost_ns = Some(12);
-        yes.rounding = Rounding::Bf16;
-        assert_eq!(Support::from_abi(&yes.to_abi()), yes);
+        for rounding in [Rounding::F32, Rounding::Bf16, Rounding::Fp8] {
+            yes.rounding = rounding;
+            assert_eq!(Support::from_abi(&yes.to_abi()), yes);
+        }
         let no = Support::no("K = 33 is not a multiple of 32");
         assert_eq!(Support::from_abi(&no.to_abi()), no);
     }

@@ -382,6 +382,24 @@ for linear, residual in [(25.0, 1), (0.0, 0)]:
     case("moe_output", f"residual {residual}", plain(3), operands, [(len(operands), T("y", y + before if residual else y))],
          [residual], [1e-5])
 
+# ---- mla_mix ----
+heads, nope, rope, width, rank = 2, 3, 2, 4, 5
+step_ = step([(4, 2, 0, 0), (0, 1, 0, 0)])
+q, w, cache = values(3, heads, nope + rope), values(heads * (nope + width), rank), values(4, 4, 1, rank + rope)
+table = np.array([[2, 3], [1, 0]])
+gate = values(3, heads, width)
+per_head = w.reshape(heads, nope + width, rank)
+absorbed = f32(np.concatenate([np.einsum("thn,hnr->thr", q[..., :nope], per_head[:, :nope]), q[..., nope:]], -1))
+mixed = np.zeros((3, heads, rank))
+for t, token in enumerate(step_["tokens"]):
+    rows = np.stack([cache[table[token["row"], p // 4], p % 4, 0] for p in range(token["position"] + 1)])
+    scores = absorbed[t] @ rows.T * 0.5
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    mixed[t] = f32(weights / weights.sum(-1, keepdims=True) @ rows[:, :rank])
+y = f32(np.einsum("thr,hvr->thv", mixed, per_head[:, nope:])) * f32(sigmoid(gate))
+operands = [T("q", q), tensor("w", w), tensor("cache", cache), tensor("table", table, "u32"), T("gate", gate)]
+case("mla_mix", "two rows", step_, operands, [(5, T("y", y))], [0, rope], [0.5])
+
 sys.stdout.write('{"cases":[\n')
 sys.stdout.write(",\n".join(json.dumps(c, separators=(",", ":"), allow_nan=False) for c in cases))
 sys.stdout.write("\n]}\n")

@@ -4,7 +4,7 @@
 //! it would need the values as a second cache.
 
 use super::{ATTENTION, Call, Case, Entry, OpDesc, Part, cases::Gen, input, output, schema::CACHE_DTYPES};
-use crate::{dtype::DType, graph::Vary, op::OpKind};
+use crate::{dtype::DType, graph::Vary, op::OpKind, step::StepView, tensor::View};
 
 pub(super) const ENTRY: Entry = Entry {
     kind: OpKind::MlaAttention,
@@ -44,51 +44,63 @@ fn check(op: &OpDesc) -> Result<(), String> {
 fn reference(call: &Call<'_>, part: Part) {
     let [q, cache, table, y] = call.operands[..] else { unreachable!("checked") };
     let (heads, width, rank) = (q.tensor.dims[1] as usize, q.tensor.dims[2] as usize, y.tensor.dims[2] as usize);
-    let block_tokens = cache.tensor.dims[1] as usize;
     let mut query = vec![0f32; heads * width];
-    let mut block = vec![0f32; cache.row_len()];
     for t in part.of(q.rows()) {
-        let token = &call.step.tokens[t];
-        let request = &call.step.rows[token.row as usize];
-        let last = token.position as usize;
         q.load_row(t, &mut query);
-        let mut each = |visit: &mut dyn FnMut(usize, &[f32])| {
-            let mut loaded = usize::MAX;
-            for p in 0..=last {
-                let at = request.cache_row(p as u32) as usize;
-                if loaded != at / block_tokens {
-                    loaded = at / block_tokens;
-                    cache.load_row(table.load_u32(request.table_row as usize, loaded) as usize, &mut block);
-                }
-                visit(p, &block[at % block_tokens * width..][..width]);
-            }
-        };
-        let mut scores = vec![0f64; (last + 1) * heads];
-        let mut maxima = vec![f64::NEG_INFINITY; heads];
-        each(&mut |p, row| {
-            for (h, query) in query.chunks_exact(width).enumerate() {
-                let mut dot = 0f64;
-                for (a, b) in query.iter().zip(row) {
-                    dot += f64::from(*a) * f64::from(*b);
-                }
-                let score = dot * call.attrs.f[0];
-                scores[p * heads + h] = score;
-                maxima[h] = maxima[h].max(score);
-            }
-        });
-        let (mut sums, mut totals) = (vec![0f64; heads * rank], vec![0f64; heads]);
-        each(&mut |p, row| {
-            for (h, sums) in sums.chunks_exact_mut(rank).enumerate() {
-                let weight = libm::exp(scores[p * heads + h] - maxima[h]);
-                totals[h] += weight;
-                sums.iter_mut().zip(row).for_each(|(sum, v)| *sum += weight * f64::from(*v));
-            }
-        });
-        for (h, sums) in sums.chunks_exact(rank).enumerate() {
-            let out: Vec<f32> = sums.iter().map(|sum| (sum / totals[h]) as f32).collect();
-            y.store(t, h * rank, &out);
-        }
+        y.store(t, 0, &token(&call.step, &cache, &table, t, &query, (width, rank), call.attrs.f[0]));
     }
+}
+
+/// All heads of one token: `query` has a row of `width` values per head, the result `rank`.
+pub(super) fn token(
+    step: &StepView<'_>,
+    cache: &View,
+    table: &View,
+    t: usize,
+    query: &[f32],
+    (width, rank): (usize, usize),
+    scale: f64,
+) -> Vec<f32> {
+    let heads = query.len() / width;
+    let block_tokens = cache.tensor.dims[1] as usize;
+    let mut block = vec![0f32; cache.row_len()];
+    let token = &step.tokens[t];
+    let request = &step.rows[token.row as usize];
+    let last = token.position as usize;
+    let mut each = |visit: &mut dyn FnMut(usize, &[f32])| {
+        let mut loaded = usize::MAX;
+        for p in 0..=last {
+            let at = request.cache_row(p as u32) as usize;
+            if loaded != at / block_tokens {
+                loaded = at / block_tokens;
+                cache.load_row(table.load_u32(request.table_row as usize, loaded) as usize, &mut block);
+            }
+            visit(p, &block[at % block_tokens * width..][..width]);
+        }
+    };
+    let mut scores = vec![0f64; (last + 1) * heads];
+    let mut maxima = vec![f64::NEG_INFINITY; heads];
+    each(&mut |p, row| {
+        for (h, query) in query.chunks_exact(width).enumerate() {
+            let mut dot = 0f64;
+            for (a, b) in query.iter().zip(row) {
+                dot += f64::from(*a) * f64::from(*b);
+            }
+            let score = dot * scale;
+            scores[p * heads + h] = score;
+            maxima[h] = maxima[h].max(score);
+        }
+    });
+    let (mut sums, mut totals) = (vec![0f64; heads * rank], vec![0f64; heads]);
+    each(&mut |p, row| {
+        for (h, sums) in sums.chunks_exact_mut(rank).enumerate() {
+            let weight = libm::exp(scores[p * heads + h] - maxima[h]);
+            totals[h] += weight;
+            sums.iter_mut().zip(row).for_each(|(sum, v)| *sum += weight * f64::from(*v));
+        }
+    });
+    let means = sums.chunks_exact(rank).zip(&totals);
+    means.flat_map(|(sums, total)| sums.iter().map(move |sum| (sum / total) as f32)).collect()
 }
 
 fn cases(seed: u64) -> Vec<Case> {

@@ -35,6 +35,7 @@ mod kv_write;
 mod l2norm;
 mod mla_absorb;
 mod mla_attention;
+mod mla_mix;
 mod mla_value;
 mod mla_write;
 mod moe_input;
@@ -122,6 +123,11 @@ pub const RECURRENCE: Tolerance = Tolerance { nmse: 1e-10, max_error: 5e-5 };
 
 /// Products of bf16 factors: each is off by at most 2^-8 of itself, about 2^-9 in the mean; an NMSE of 4e-6 is usual.
 pub const BF16_PRODUCT: Tolerance = Tolerance { nmse: 1e-4, max_error: 4e-2 };
+/// Products of e4m3 factors. A rounding is off by at most 2^-4 of a value where bf16's is by 2^-8: it keeps 3 bits behind the
+/// first instead of 7. Errors are 2^4 times bf16's and their squares 2^8 times, so this is [`BF16_PRODUCT`] times that, nothing
+/// else; an NMSE of 1e-3 to 2e-3 is usual.
+pub const FP8_PRODUCT: Tolerance =
+    Tolerance { nmse: BF16_PRODUCT.nmse * 256.0, max_error: BF16_PRODUCT.max_error * 16.0 };
 /// Outputs with fewer values than this cannot be judged by their mean: where terms cancel, an error is large beside a sum.
 const FEW: usize = 64;
 
@@ -129,13 +135,16 @@ impl Tolerance {
     /// For an output of `values` numbers of an op that rounds so. Ops that only move or select bytes allow nothing in any
     /// case.
     pub fn under(self, rounding: Rounding, values: usize) -> Tolerance {
-        match rounding {
-            Rounding::Bf16 if self.nmse > 0.0 => {
-                let scarce = FEW as f64 / values.clamp(1, FEW) as f64;
-                Tolerance { nmse: BF16_PRODUCT.nmse * scarce, max_error: BF16_PRODUCT.max_error * scarce.sqrt() }
-            }
-            _ => self,
+        let product = match rounding {
+            Rounding::Bf16 => BF16_PRODUCT,
+            Rounding::Fp8 => FP8_PRODUCT,
+            Rounding::F32 => return self,
+        };
+        if self.nmse == 0.0 {
+            return self;
         }
+        let scarce = FEW as f64 / values.clamp(1, FEW) as f64;
+        Tolerance { nmse: product.nmse * scarce, max_error: product.max_error * scarce.sqrt() }
     }
 }
 
@@ -241,6 +250,7 @@ pub static CATALOGUE: [Entry; OpKind::ALL.len()] = [
     kda_mix::ENTRY,
     moe_input::ENTRY,
     moe_output::ENTRY,
+    mla_mix::ENTRY,
 ];
 
 /// The entry of a kind.

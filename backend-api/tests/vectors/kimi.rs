@@ -25,8 +25,8 @@ fn vectors() -> Vec<Vector> {
 fn absolute(kind: OpKind) -> f64 {
     use OpKind::*;
     match kind {
-        KdaStep | KdaVerify | KdaReplay | KdaChunk | KdaMix | Experts | GatedRmsNorm | SigmoidMul | MoeInput
-        | MoeOutput => 1e-6,
+        KdaStep | KdaVerify | KdaReplay | KdaChunk | KdaMix | MlaMix | Experts | GatedRmsNorm | SigmoidMul
+        | MoeInput | MoeOutput => 1e-6,
         _ => 1e-9,
     }
 }
@@ -61,6 +61,8 @@ fn seed_bug(case: &mut Case) {
         OpKind::KdaStep | OpKind::KdaVerify | OpKind::KdaChunk | OpKind::KdaReplay | OpKind::KdaMix => fresh(case),
         OpKind::KdaRecord => case.operands.swap(1, 2),
         OpKind::MlaAbsorb | OpKind::MlaValue => negate(&mut case.operands[1]),
+        // The gate forgotten to be a sigmoid's.
+        OpKind::MlaMix => negate(&mut case.operands[4]),
         OpKind::MlaAttention => case.step.tokens.iter_mut().for_each(|t| t.position = t.position.saturating_sub(1)),
         OpKind::MlaWrite => case.attrs.f[0] = 1e-5,
         OpKind::AttnResMix | OpKind::AttnResCombine => negate(&mut case.operands[1]),

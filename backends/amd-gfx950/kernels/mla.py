@@ -13,11 +13,11 @@ import step as st
 
 
 @triton.jit
-def project(step, count_word, count_fixed, x, w, y, N, K, rope, first, per_head, ldw, xh, yh, ldx, ldy, ABSORB: tl.constexpr,
-            EXACT: tl.constexpr, FULL: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+def project(step, count_word, count_fixed, x, w, gate, y, N, K, rope, first, per_head, ldw, xh, yh, ldx, ldy,
+            ABSORB: tl.constexpr, GATED: tl.constexpr, EXACT: tl.constexpr, FULL: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     """Per head h: y[t, h, :N] = x[t, h, :K] . w_h, where w_h starts `first` rows into the head's `per_head` rows of w.
 
-    ABSORB: w_h is [K, N] as it lies, and `rope` values behind x's K follow y's N unchanged; else w_h is [N, K]. Grid
+    GATED: times sigmoid(gate), which lies as y does; else the pointer is not read. ABSORB: w_h is [K, N] as it lies, and `rope` values behind x's K follow y's N unchanged; else w_h is [N, K]. Grid
     (ceil(rows / BM), H, ceil(N / BN) + (1 if ABSORB else 0)): the last panel copies. xh, yh: values per head of x and y. FULL: N
     and K are multiples of BN and BK. Rows and columns outside repeat one that is inside and are not stored; of inner positions
     outside, x's factor is zero.
@@ -58,6 +58,9 @@ def project(step, count_word, count_fixed, x, w, y, N, K, rope, first, per_head,
             mask = rm[:, None] < M
             if not FULL:
                 mask &= rn[None, :] < N
+            if GATED:
+                pg = gate + rm[:, None].to(tl.int64) * ldy + h * yh
+                acc *= elementwise.sigmoid(tl.load(pg + rn[None, :], mask=mask, other=0.0))
             tl.store(py + rn[None, :], acc, mask=mask)
 
 

@@ -1,13 +1,15 @@
 """Splits of latent attention: which work there is, and putting the parts together.
 
 A token's keys are cut into splits of 2^split_bits positions, whatever the batch. `deal` lists the (tile of tokens, split) pairs
-of a step for `mla_decode`, whose work-groups take them in turn; `merge` adds a token's parts up, split after split.
+of a step for `mla_decode`, whose work-groups take them in turn; `merge` adds a token's parts up, split after split, and `settle`
+does so for a tile of tokens, projects the sums to values, and gates these.
 """
 
 import triton
 import triton.language as tl
 
 import step as st
+from elementwise import sigmoid
 
 # Words of a list: the count, then from HEAD on items of WORDS.
 HEAD = tl.constexpr(16)
@@ -57,32 +59,66 @@ def deal(step, plan, TQ, split_bits, B: tl.constexpr):
 
 
 @triton.jit
+def added(partial, sums, place, n, R: tl.constexpr, AHEAD: tl.constexpr):
+    """What n parts from `place` on add up to, in order, AHEAD of them loaded at a time."""
+    c = tl.arange(0, R)
+    top, total = float("-inf"), 0.0
+    acc = tl.zeros((R,), tl.float32)
+    for at in range(0, n, AHEAD):
+        for i in tl.static_range(AHEAD):
+            # Parts behind the last one repeat it with no weight.
+            part = place + tl.minimum(at + i, n - 1)
+            mean = tl.load(partial + part * R + c).to(tl.float32)
+            score = tl.load(sums + part * 2)
+            weight = tl.where(at + i < n, tl.load(sums + part * 2 + 1), 0.0)
+            peak = tl.maximum(top, score)
+            keep = tl.exp2(top - peak)
+            weight = tl.exp2(score - peak) * weight
+            total = tl.fma(total, keep, weight)
+            acc = tl.fma(mean, weight, acc * keep)
+            top = peak
+    return acc / total
+
+
+@triton.jit
 def merge(step, partial, sums, y, H, NS, split_bits, ldy, R: tl.constexpr, AHEAD: tl.constexpr):
     """y[t, h] of the tokens that see several splits, from their parts (`mla_decode.decode`); grid (tokens, H).
 
-    Parts are added in order, AHEAD of them loaded at a time. Each is a mean of its rows in bf16 with the greatest score and the
-    weights' sum in f32.
+    Each part is a mean of its rows in bf16 with the greatest score and the weights' sum in f32.
     """
     t = tl.program_id(0)
     if t < tl.load(step + st.N_TOKENS):
         n = (tl.load(st.tokens_at(step) + t * st.TOKEN_WORDS + 1) >> split_bits) + 1
         if n > 1:
             h = tl.program_id(1)
-            c = tl.arange(0, R)
-            place = (t.to(tl.int64) * H + h) * NS
-            top, total = float("-inf"), 0.0
-            acc = tl.zeros((R,), tl.float32)
-            for at in range(0, n, AHEAD):
-                for i in tl.static_range(AHEAD):
-                    # Parts behind the last one repeat it with no weight.
-                    part = place + tl.minimum(at + i, n - 1)
-                    mean = tl.load(partial + part * R + c).to(tl.float32)
-                    score = tl.load(sums + part * 2)
-                    weight = tl.where(at + i < n, tl.load(sums + part * 2 + 1), 0.0)
-                    peak = tl.maximum(top, score)
-                    keep = tl.exp2(top - peak)
-                    weight = tl.exp2(score - peak) * weight
-                    total = tl.fma(total, keep, weight)
-                    acc = tl.fma(mean, weight, acc * keep)
-                    top = peak
-            tl.store(y + t.to(tl.int64) * ldy + h * R + c, acc / total)
+            acc = added(partial, sums, (t.to(tl.int64) * H + h) * NS, n, R, AHEAD)
+            tl.store(y + t.to(tl.int64) * ldy + h * R + tl.arange(0, R), acc)
+
+
+@triton.jit
+def settle(step, partial, sums, mixed, w, gate, y, H, V, NS, split_bits, first, per_head, ldw, R: tl.constexpr, BN: tl.constexpr,
+           AHEAD: tl.constexpr):
+    """y[t, h] = sigmoid(gate[t, h]) W_h x, x being the token's sums over all its keys; grid (tokens, H, V / BN).
+
+    x comes from `mixed` [T, H, R] for a token that sees one split alone, else from its parts, as in `merge`. W_h are V rows of w
+    from `first` on among the head's `per_head`. Every work-group puts the parts together for itself: they come from the cache, and
+    a head's weights are what takes long. With a column to a lane, 16 parts are on their way at a time. The matrix instruction has 16 equal rows; its bits are those of `mla.project`, which
+    longer steps use.
+    """
+    t = tl.program_id(0)
+    if t < tl.load(step + st.N_TOKENS):
+        n = (tl.load(st.tokens_at(step) + t * st.TOKEN_WORDS + 1) >> split_bits) + 1
+        h = tl.program_id(1)
+        row = t.to(tl.int64) * H + h
+        c = tl.arange(0, R)
+        v = tl.program_id(2) * BN + tl.arange(0, BN)
+        # First what waits for nothing.
+        weights = tl.load(w + (h * per_head + first + v).to(tl.int64)[None, :] * ldw + c[:, None])
+        opening = sigmoid(tl.load(gate + row * V + v))
+        if n > 1:
+            x = added(partial, sums, row * NS, n, R, AHEAD)
+        else:
+            x = tl.load(mixed + row * R + c)
+        x = x.to(tl.bfloat16)[None, :].broadcast_to(16, R)
+        value = tl.max(tl.dot(x, weights), 0)
+        tl.store(y + row * V + v, value * opening)

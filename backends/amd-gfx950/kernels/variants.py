@@ -9,7 +9,9 @@ import attn_res
 import cache
 import elementwise
 import experts
+import experts_fp8
 import experts_mxfp4
+import fp8
 import gemm
 import headnorm
 import kda
@@ -169,6 +171,18 @@ def moes():
                       [*COUNT, BF16, i32, i32, U8, U8, i32, i32, F32, *[I32] * 9],
                       {**constants, "BN": 32 * warps, "RING": 3}, ["tiles", "width/BN", "1"],
                       ["h", "w2", "o", "N", "NB", "K", "first", "width", "pitch"], warps=warps)
+        # A group of 32 activations is the work of two waves.
+        pair = max(warps, 2)
+        yield variant("shipped", f"experts_fp8_up_{name}", experts_fp8.up,
+                      [*COUNT, FP8, U8, i32, i32, U8, U8, U8, U8, i32, i32, FP8, U8, *[I32] * 10, FLOAT, FLOAT],
+                      {**constants, "BN": 16 * pair, "RING": 4 if bm == 16 else 2}, ["tiles", "N/BN", "1"],
+                      ["x", "xs", "w1", "w3", "h", "N", "K", "KB", "pitch1", "pitch3"], warps=pair)
+        yield variant("shipped", f"experts_fp8_down_{name}", experts_fp8.down,
+                      [*COUNT, FP8, U8, i32, i32, U8, U8, i32, i32, F32, *[I32] * 9],
+                      {**constants, "BN": 32 * warps, "RING": 3}, ["tiles", "width/BN", "1"],
+                      ["h", "hs", "w2", "o", "N", "NB", "K", "first", "width", "pitch"], warps=warps)
+    yield variant("shipped", "fp8_quantise", fp8.quantise, [*COUNT, F32, FP8, U8, I32, I32], {"B": 1024},
+                  ["rows", "ceil(D/B)", "1"], ["x", "y", "D", "ldx"])
 
 
 def caches():
@@ -252,12 +266,19 @@ def mlas():
     yield variant("shipped", "mla_deal", mla_split.deal, [STEP, "*i32", I32, I32], {"B": 64}, ["rows", "1", "1"], [], warps=1)
     yield variant("shipped", "mla_merge", mla_split.merge, [STEP, BF16, F32, F32] + [I32] * 4, {"R": 512, "AHEAD": 8},
                   ["tokens", "H", "1"], ["partial", "sums", "y", "ldy"], warps=1)
+    yield variant("shipped", "mla_settle", mla_split.settle, [STEP, BF16, *[F32] * 2, BF16, *[F32] * 2] + [I32] * 7,
+                  {"R": 512, "BN": 32, "AHEAD": 16}, ["tokens", "H", "V/BN"], ["partial", "sums", "mixed", "w", "gate", "y", "V", "ldw"],
+                  warps=8, num_stages=1, matrix_instr_nonkdim=16)
+    yield variant("shipped", "mla_gated_value", mla.project, [*COUNT, F32, BF16, F32, F32] + [I32] * 10,
+                  {"ABSORB": False, "GATED": True, "EXACT": False, "FULL": True, "BM": 64, "BN": 64, "BK": 64},
+                  ["ceil(rows/BM)", "H", "N/BN"], ["x", "w", "gate", "y", "N", "K", "xh", "yh", "ldw", "ldx", "ldy"],
+                  matrix_instr_nonkdim=16)
     for name, absorb in (("absorb", True), ("value", False)):
         for w, exact, bk in (("bf16", False, 64), ("bf16", True, 32), ("f32", True, 32)):
             for bm, full in ((16, True), (16, False), (64, True), (64, False)):
                 yield variant("shipped", f"mla_{name}_{w}_{'f32' if exact else 'bf16'}_{bm}{'' if full else '_ragged'}", mla.project,
-                              [*COUNT, F32, PLAIN[w], F32] + [I32] * 10,
-                              {"ABSORB": absorb, "EXACT": exact, "FULL": full, "BM": bm, "BN": 64, "BK": bk},
+                              [*COUNT, F32, PLAIN[w], F32, F32] + [I32] * 10,
+                              {"ABSORB": absorb, "GATED": False, "EXACT": exact, "FULL": full, "BM": bm, "BN": 64, "BK": bk},
                               ["ceil(rows/BM)", "H", "ceil(N/BN)+ABSORB"],
                               ["x", "w", "y", "N", "K", "xh", "yh", "ldw", "ldx", "ldy"] if full else [],
                               matrix_instr_nonkdim=16)

@@ -1,7 +1,7 @@
 //! Multi-head latent attention without positions, with a sigmoid output gate.
 //!
-//! Always in absorbed form: queries are folded into the latent space, the cache keeps one latent row per token for all
-//! heads, values are projected after the weighted sum.
+//! In absorbed form: queries are folded into the latent space, the cache keeps one latent row per token for all heads, values are
+//! projected after the weighted sum. With a gate it is one op, `mla_mix`, that backends may compute as they like.
 
 use super::{
     builder::{Builder, MLA, attrs},
@@ -39,17 +39,23 @@ pub(super) fn attention(b: &mut Builder<'_>, x: Ref, name: &str, nth: usize) -> 
     b.graph.push(OpKind::MlaWrite, component, &[latent, norm, cache, table], format!("{name}.write"));
 
     let kv_b = b.matrix(&format!("{name}.kv_b_proj.weight"), heads * (nope_dim + v_dim), kv_rank);
-    let absorbed = b.value(&format!("{name}.absorbed"), &[heads, row]);
-    b.graph.push(OpKind::MlaAbsorb, attrs(&[rope_dim as i64], &[]), &[q, kv_b, absorbed], format!("{name}.absorb"));
-    let mixed = b.value(&format!("{name}.mixed"), &[heads, kv_rank]);
-    let scale = attrs(&[MLA as i64], &[1.0 / (head as f64).sqrt()]);
-    b.graph.push(OpKind::MlaAttention, scale, &[absorbed, cache, table, mixed], format!("{name}.attention"));
-    let mut o = b.value(&format!("{name}.value"), &[heads, v_dim]);
-    b.graph.push(OpKind::MlaValue, Attrs::default(), &[mixed, kv_b, o], format!("{name}.value"));
-
-    if output_gate {
-        let gate = b.linear(x, &format!("{name}.g_proj"), &[heads, v_dim], hidden);
-        o = b.binary(OpKind::SigmoidMul, Attrs::default(), gate, o, &format!("{name}.gated"), &[heads, v_dim]);
-    }
+    let (scale, out) = (1.0 / (head as f64).sqrt(), [heads, v_dim]);
+    let o = if output_gate {
+        let gate = b.linear(x, &format!("{name}.g_proj"), &out, hidden);
+        let gated = b.value(&format!("{name}.gated"), &out);
+        let mix = attrs(&[MLA as i64, rope_dim as i64], &[scale]);
+        b.graph.push(OpKind::MlaMix, mix, &[q, kv_b, cache, table, gate, gated], format!("{name}.mix"));
+        gated
+    } else {
+        let absorbed = b.value(&format!("{name}.absorbed"), &[heads, row]);
+        let rope = attrs(&[rope_dim as i64], &[]);
+        b.graph.push(OpKind::MlaAbsorb, rope, &[q, kv_b, absorbed], format!("{name}.absorb"));
+        let mixed = b.value(&format!("{name}.mixed"), &[heads, kv_rank]);
+        let scale = attrs(&[MLA as i64], &[scale]);
+        b.graph.push(OpKind::MlaAttention, scale, &[absorbed, cache, table, mixed], format!("{name}.attention"));
+        let value = b.value(&format!("{name}.value"), &out);
+        b.graph.push(OpKind::MlaValue, Attrs::default(), &[mixed, kv_b, value], format!("{name}.value"));
+        value
+    };
     b.linear(o, &format!("{name}.o_proj"), &[hidden], heads * v_dim)
 }

@@ -4,8 +4,9 @@
 //! (`kernels/routes.py`), in tiles as tall as an expert has rows on average. Every tile gives the same bits. The last product
 //! goes through a panel of columns at a time, so that what is between it and the weighted sum stays small.
 //!
-//! MXFP4 experts of whole steps of 128 (K3's are) are multiplied by `kernels/experts_mxfp4.py`, everything else by the portable
-//! `kernels/experts.py`. Which one is decided by the operands, never by the number of tokens.
+//! MXFP4 experts of whole steps of 128 (K3's are) are multiplied by `kernels/experts_mxfp4.py`, with `precision=fp8` by
+//! `kernels/experts_fp8.py`, everything else by the portable `kernels/experts.py`. Which one is decided by the operands, never by
+//! the number of tokens.
 //!
 //! Weights are used as they lie. Block formats other than MXFP4 are refused: three operands would want to be packed, and an op
 //! packs one. Rejected: unpacking them in the kernels, for checkpoints that nobody serves on this device.
@@ -16,6 +17,7 @@ use tokenspeed_backend_api::{
     graph::Vary,
     op::OpKind,
     sdk::{Fault, Support},
+    support::Rounding,
 };
 
 use super::{BoundOp, OpEntry, Operand, float, int};
@@ -41,12 +43,16 @@ inventory::submit! { OpEntry { kind: OpKind::Experts, support, plan, pack: None 
 
 /// Values of K and N that the specialised kernels take at a time.
 const STEP: usize = 128;
+/// Values of a row that share a scale.
+const GROUP: usize = 32;
+/// Columns per work-group of what makes e4m3 rows.
+const QUANTISED: usize = 1024;
 
 /// Whether the specialised kernels take these extents.
 fn whole_steps(shape: &Shape, dtype: DType, settings: &Settings) -> bool {
     let small = |rows: usize, width: usize| rows * width < 1 << 30;
     dtype == DType::Mxfp4
-        && settings.precision == Precision::Bf16
+        && !settings.exact()
         && settings.specialised()
         && shape.width.is_multiple_of(STEP)
         && shape.hidden.is_multiple_of(STEP)
@@ -103,7 +109,9 @@ impl Shape {
 /// Byte offsets into the workspace.
 struct Scratch {
     rounded: usize,
+    rounded_scales: usize,
     hidden: usize,
+    hidden_scales: usize,
     panel: usize,
     order: usize,
     tiles: usize,
@@ -122,16 +130,20 @@ impl Scratch {
             at
         };
         let (routes, sorted) = (shape.routes(), shape.tokens > WALKED);
-        let each = settings.factor_bytes();
-        let hidden = area(routes * shape.hidden * each);
-        let rounded = area(if whole_steps(shape, dtype, settings) { shape.tokens * shape.width * 2 } else { 0 });
+        let fast = whole_steps(shape, dtype, settings);
+        // Operands that lie badly make a portable kernel of a fast one: what is between the products is of bf16 at most.
+        let hidden = area(routes * shape.hidden * settings.factor_bytes());
+        let rounded = area(if fast { shape.tokens * shape.width * 2 } else { 0 });
+        let fp8 = fast && settings.precision == Precision::Fp8;
+        let scales = [shape.tokens * shape.width, routes * shape.hidden].map(|n| if fp8 { n / GROUP } else { 0 });
+        let [rounded_scales, hidden_scales] = scales.map(&mut area);
         // Programs of fewer tokens have wider panels.
         let panel = area((routes * shape.width * 4).min(PANEL_BYTES.max(routes * STEP * 4)));
         let tiles = routes.min(routes / SHORTEST + shape.experts);
         let [order, rank] = [(); 2].map(|()| area(if sorted { routes * 4 } else { 0 }));
         let tiles = area(if sorted { 16 * (1 + tiles) } else { 0 });
         let [counts, starts] = [(); 2].map(|()| area(if sorted { shape.experts * 4 } else { 0 }));
-        Self { rounded, hidden, panel, order, tiles, rank, counts, starts, bytes }
+        Self { rounded, rounded_scales, hidden, hidden_scales, panel, order, tiles, rank, counts, starts, bytes }
     }
 }
 
@@ -153,9 +165,17 @@ fn support(op: &OpDesc, settings: &Settings) -> Support {
     if shape.routes() >= 1 << 26 {
         return Support::no(format!("{} routes: below 2^26", shape.routes()));
     }
-    let name =
-        if whole_steps(&shape, w1.dtype, settings) { "experts_mxfp4".to_string() } else { format!("experts_{form}") };
+    let fast = whole_steps(&shape, w1.dtype, settings);
+    let fp8 = fast && settings.precision == Precision::Fp8;
+    let name = match fast {
+        true if fp8 => "experts_fp8".to_string(),
+        true => "experts_mxfp4".to_string(),
+        false => format!("experts_{form}"),
+    };
     let mut support = settings.rounded(Support::yes(name));
+    if fp8 {
+        support.rounding = Rounding::Fp8;
+    }
     support.workspace_bytes = Scratch::new(&shape, w1.dtype, settings).bytes as u64;
     support
 }
@@ -196,9 +216,10 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
         |o: &Operand| o.address.is_multiple_of(16) && matches!(pitch(o), Argument::I32(pitch) if pitch % 16 == 0);
     let stacks = [w1, w3, w2].into_iter().all(aligned);
     let fast = stacks && whole_steps(&shape, dtype, op.settings);
+    let fp8 = fast && op.settings.precision == Precision::Fp8;
     let heights: &[usize] = match dtype {
         _ if fast => &[16, 32, 64, 128],
-        DType::Mxfp4 | DType::BF16 if op.settings.precision == Precision::Bf16 => {
+        DType::Mxfp4 | DType::BF16 if !op.settings.exact() => {
             let whole = shape.hidden.is_multiple_of(16) && shape.width.is_multiple_of(16) && stacks && aligned(x);
             if whole { &[16, 64] } else { &[SHORTEST] }
         }
@@ -219,22 +240,31 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     }
     let form = form(dtype, op.settings).expect("supported");
     let kind = tile.map_or("walk_16".to_string(), |tile| format!("sorted_{tile}"));
-    let kernel = |product: &str| {
-        if fast { format!("experts_mxfp4_{product}_{kind}") } else { format!("experts_{product}_{form}_{kind}") }
+    let kernel = |product: &str| match fast {
+        true if fp8 => format!("experts_fp8_{product}_{kind}"),
+        true => format!("experts_mxfp4_{product}_{kind}"),
+        false => format!("experts_{product}_{form}_{kind}"),
     };
     let attrs = op.op.attrs();
     let [word, fixed] = x.count();
     let step = [op.step(), word, fixed, ("k", int(k)), ("slots", slots.pointer()), ("ids", ids.pointer())];
     let step =
         [&step[..], &[("ldi", ids.stride()), ("tiles", at(scratch.tiles)), ("order", at(scratch.order))]].concat();
-    let rows = if fast {
+    let whole = ("KB", int(shape.width / 2));
+    let rows = if fp8 {
+        let (y, scales) = (("y", at(scratch.rounded)), at(scratch.rounded_scales));
+        let to = [("x", x.pointer()), y, ("s", scales), ("D", int(shape.width)), ("ldx", x.stride())];
+        let columns = Extent::Fixed(shape.width.div_ceil(QUANTISED) as u32);
+        plan.launch("fp8_quantise", [x.rows(1), columns, Extent::ONE], &[&[op.step(), word, fixed][..], &to].concat())?;
+        vec![("x", at(scratch.rounded)), ("xs", scales), ("hs", at(scratch.hidden_scales)), whole]
+    } else if fast {
         let to = [("y", at(scratch.rounded)), ("D", int(shape.width)), ("ldx", x.stride()), ("ldy", int(shape.width))];
         let columns = Extent::Fixed(shape.width.div_ceil(SUM_COLUMNS) as u32);
         let arguments = [&[op.step(), word, fixed, ("x", x.pointer())][..], &to].concat();
         plan.launch("convert_f32_bf16", [x.rows(1), columns, Extent::ONE], &arguments)?;
-        [("x", at(scratch.rounded)), ("KB", int(shape.width / 2))]
+        vec![("x", at(scratch.rounded)), whole]
     } else {
-        [("x", x.pointer()), ("ldx", x.stride())]
+        vec![("x", x.pointer()), ("ldx", x.stride())]
     };
     let up = [
         ("w1", w1.pointer()),
@@ -274,7 +304,8 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
             ("pitch", pitch(w2)),
             ("spitch", s2.stride()),
         ];
-        let down = if fast { [&down[..], &[("NB", int(shape.hidden / 2))]].concat() } else { down.to_vec() };
+        let more = [("NB", int(shape.hidden / 2)), ("hs", at(scratch.hidden_scales))];
+        let down = [&down[..], &more[..usize::from(fast) + usize::from(fp8)]].concat();
         product(plan, "down", width, &down)?;
         let sum = [
             op.step(),

@@ -13,7 +13,7 @@ use tokenspeed_backend_api::{
 use super::{BoundOp, OpEntry, Operand, int};
 use crate::{
     kernel::{Extent, Plan},
-    settings::{Precision, Settings},
+    settings::Settings,
 };
 
 /// Layout of a weight expanded to bf16.
@@ -38,10 +38,10 @@ pub(super) fn packing(op: &OpDesc, operand: usize, settings: &Settings) -> Optio
 
 /// The layout that a weight of this format is expanded to, `None` if it is used as it is.
 fn expanded(dtype: DType, settings: &Settings) -> Option<u32> {
-    match (dtype, settings.precision) {
-        (DType::BF16, _) | (DType::F32, Precision::F32) => None,
-        (_, Precision::Bf16) => Some(AS_BF16),
-        (_, Precision::F32) => Some(AS_F32),
+    match (dtype, settings.exact()) {
+        (DType::BF16, _) | (DType::F32, true) => None,
+        (_, false) => Some(AS_BF16),
+        (_, true) => Some(AS_F32),
     }
 }
 
@@ -76,14 +76,14 @@ const NARROW: u32 = 16;
 /// Whether `n` columns in tiles of `bm` x `bn` leave so much of the device without work that narrow tiles are better.
 fn narrow(n: usize, (bm, bn): (u32, u32), format: &str, settings: &Settings) -> bool {
     let few = FEW.iter().any(|(rows, tiles)| *rows == bm && n.div_ceil(bn as usize) < *tiles);
-    few && bn == 64 && format == "bf16" && settings.precision == Precision::Bf16
+    few && bn == 64 && format == "bf16" && !settings.exact()
 }
 
 /// Rows and columns of a work-group's tile for a program whose rows `x` has.
 pub(super) fn tile(op: &BoundOp<'_>, x: &Operand) -> (u32, u32) {
-    match (op.capacity(x), op.settings.precision) {
+    match (op.capacity(x), op.settings.exact()) {
         (0..=16, _) => (16, 64),
-        (17..=256, _) | (_, Precision::F32) => (64, 64),
+        (17..=256, _) | (_, true) => (64, 64),
         _ => (128, 128),
     }
 }

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     kernel::{Extent, Plan},
-    settings::{Precision, Settings},
+    settings::Settings,
 };
 
 /// (Token, head) pairs per work-group of `mla_attention`.
@@ -47,7 +47,7 @@ fn project(op: &OpDesc, settings: &Settings) -> Support {
 fn attention(op: &OpDesc, settings: &Settings) -> Support {
     let (width, rank) = (op.operands[0].dims[2] as usize, op.operands[3].dims[2] as usize);
     let size = size(width, rank);
-    if rank > LATENT_MAX || (size == "512_ragged" && settings.precision == Precision::F32) {
+    if rank > LATENT_MAX || (size == "512_ragged" && settings.exact()) {
         return Support::no(format!(
             "a latent row of {width} values, {rank} of them latent: at most 64 are, or 512, or with bf16 factors fewer"
         ));
@@ -101,17 +101,17 @@ fn plan_write(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
 }
 
 /// What tells the two projections apart.
-struct Projection {
-    name: &'static str,
+pub(super) struct Projection {
+    pub name: &'static str,
     /// Output columns and inner length per head.
-    n: usize,
-    k: usize,
+    pub n: usize,
+    pub k: usize,
     /// Values behind the inner ones that are copied.
-    rope: usize,
+    pub rope: usize,
     /// Row of a head's part of w where its matrix begins.
-    first: usize,
+    pub first: usize,
     /// Panels that copy.
-    extra: usize,
+    pub extra: usize,
 }
 
 fn plan_absorb(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
@@ -127,7 +127,8 @@ fn plan_value(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     plan_project(op, plan, &Projection { name: "value", n, k, rope: 0, first, extra: 0 })
 }
 
-fn plan_project(op: &BoundOp<'_>, plan: &mut Plan<'_>, p: &Projection) -> Result<(), Fault> {
+/// Launches a projection of operands x, w, y.
+pub(super) fn plan_project(op: &BoundOp<'_>, plan: &mut Plan<'_>, p: &Projection) -> Result<(), Fault> {
     let [x, w, y] = op.operands else { unreachable!("checked") };
     let [word, fixed] = x.count();
     let heads = x.tensor.dims[1];
@@ -141,6 +142,8 @@ fn plan_project(op: &BoundOp<'_>, plan: &mut Plan<'_>, p: &Projection) -> Result
         fixed,
         ("x", x.pointer()),
         ("w", w.pointer()),
+        // Not read.
+        ("gate", y.pointer()),
         ("y", y.pointer()),
         ("N", int(p.n)),
         ("K", int(p.k)),

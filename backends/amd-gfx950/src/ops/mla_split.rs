@@ -10,7 +10,7 @@ use tokenspeed_backend_api::{dtype::DType, op::Attrs, sdk::Fault};
 use super::{BoundOp, Operand, float, int};
 use crate::{
     kernel::{Argument, Extent, Plan},
-    settings::{GRAPH_TOKENS, Precision, Settings},
+    settings::{GRAPH_TOKENS, Settings},
 };
 
 /// Latent and other values of a row.
@@ -57,15 +57,17 @@ pub(super) struct Split {
 impl Split {
     /// `None` if these kernels do not fit the shape.
     pub(super) fn new(shape: &Shape, settings: &Settings) -> Option<Self> {
-        // A step of keys lies in one page. A split of 1.2 MB makes the parts of 48 rows, written and read, a twelfth of it.
+        // A step of keys lies in one page. A split of 590 KB lets one request of 50K to 100K positions have 98 to 196 work-groups in
+        // bf16, half as many in e4m3, and makes the parts of one token's 12 rows, written and read, a twenty-fourth of it. Shorter
+        // ones gain nothing: putting parts together takes them one after the other.
         let (cache, keys, least) = match shape.cache {
-            DType::BF16 => ("bf16", 32, 10),
-            DType::F8E4M3 => ("fp8", 64, 11),
+            DType::BF16 => ("bf16", 32, 9),
+            DType::F8E4M3 => ("fp8", 64, 10),
             _ => return None,
         };
         let (latent, all) = (WIDTHS.0, WIDTHS.0 + WIDTHS.1);
         let (page, pages) = shape.pages;
-        let fits = settings.precision == Precision::Bf16
+        let fits = !settings.exact()
             && settings.specialised()
             && shape.widths == (all, latent)
             && (1..=ROWS[1]).contains(&shape.heads)
@@ -96,6 +98,13 @@ impl Split {
 
     /// Adds the launches.
     pub(super) fn plan(&self, op: &BoundOp<'_>, attrs: &Attrs, plan: &mut Plan<'_>) -> Result<(), Fault> {
+        let parts = self.plan_parts(op, attrs, plan)?;
+        self.plan_merge(op, &parts, plan)
+    }
+
+    /// Adds the launches that leave results of tokens that see one split alone, and parts of all others, or with
+    /// [`Parts::folded`] results of all. Operands are those of `mla_attention`.
+    pub(super) fn plan_parts(&self, op: &BoundOp<'_>, attrs: &Attrs, plan: &mut Plan<'_>) -> Result<Parts, Fault> {
         let [q, cache, table, y] = op.operands else { unreachable!("checked") };
         let bucket = &op.bucket;
         let fold = bucket.max_tokens > GRAPH_TOKENS;
@@ -133,21 +142,48 @@ impl Split {
             format!("mla_decode_{}_{rows}", self.cache)
         };
         plan.launch(&kernel, [Extent::Fixed(items.min(GROUPS) as u32), Extent::ONE, Extent::ONE], &arguments)?;
-        if fold || self.splits == 1 {
+        Ok(Parts {
+            partial: at(2),
+            sums: at(1),
+            splits: int(self.splits),
+            split_bits: int(self.split_bits),
+            folded: fold || self.splits == 1,
+        })
+    }
+
+    /// Adds what puts parts together.
+    pub(super) fn plan_merge(&self, op: &BoundOp<'_>, parts: &Parts, plan: &mut Plan<'_>) -> Result<(), Fault> {
+        let [q, _, _, y] = op.operands else { unreachable!("checked") };
+        if parts.folded {
             return Ok(());
         }
         let arguments = [
             op.step(),
-            ("partial", at(2)),
-            ("sums", at(1)),
+            ("partial", parts.partial),
+            ("sums", parts.sums),
             ("y", y.pointer()),
             ("H", int(self.heads)),
-            ("NS", int(self.splits)),
-            ("split_bits", int(self.split_bits)),
+            ("NS", parts.splits),
+            ("split_bits", parts.split_bits),
             ("ldy", y.stride()),
         ];
         Ok(plan.launch("mla_merge", [q.rows(1), Extent::Fixed(self.heads as u32), Extent::ONE], &arguments)?)
     }
+}
+
+/// Where `mla_decode` leaves what it does not finish.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Parts {
+    /// Means, `[T, H, splits, 512]` bf16.
+    pub partial: Argument,
+    /// Greatest scores and sums of weights, `[T, H, splits, 2]`.
+    pub sums: Argument,
+    /// Most splits of a token.
+    pub splits: Argument,
+    /// A split is 2^split_bits positions.
+    pub split_bits: Argument,
+    /// There are none: results are whole.
+    pub folded: bool,
 }
 
 /// Sizes of a bound op.
@@ -165,7 +201,7 @@ pub(super) fn shape(operands: &[Operand]) -> Shape {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::{Graphs, Kernels};
+    use crate::settings::{Graphs, Kernels, Precision};
 
     const SHAPE: Shape =
         Shape { tokens: 64, heads: 12, widths: (576, 512), cache: DType::F8E4M3, pages: (64, 1 << 14) };
@@ -199,5 +235,7 @@ mod tests {
         // A megatoken in 2048s: 512 parts of a KiB for each of 12 heads of 256 tokens.
         assert_eq!([1, 256, 8192].map(|tokens| bits(tokens, 1 << 14)), [11; 3]);
         assert_eq!(bits(1, 1 << 18), bits(8192, 1 << 18));
+        // 128K positions leave room for the shortest.
+        assert_eq!(bits(1, 1 << 11), 10);
     }
 }

@@ -17,6 +17,7 @@ mod kda_chunk;
 mod kda_mix;
 mod kda_replay;
 mod mla;
+mod mla_mix;
 mod mla_split;
 mod moe_edges;
 mod paged;

@@ -9,7 +9,7 @@ use tokenspeed_backend_api::{
 use super::{BoundOp, OpEntry, PANEL, convert::format_name, float, int, panels};
 use crate::{
     kernel::{Extent, Plan},
-    settings::{Precision, Settings},
+    settings::Settings,
 };
 
 /// Largest head that the attention kernels hold in registers.
@@ -66,7 +66,7 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let padded = group.next_power_of_two() as u32;
     let is_short = op.bucket.max_tokens <= 2 * op.bucket.max_rows;
     let factors = op.settings.factors();
-    let rows = if op.settings.precision == Precision::F32 || is_short { ROWS[0] } else { ROWS[1] };
+    let rows = if op.settings.exact() || is_short { ROWS[0] } else { ROWS[1] };
     let wide = if d.max(dv) <= 64 { 64 } else { 128 };
     let format = format_name(k.tensor.dtype).expect("supported");
     let arguments = [

@@ -1,5 +1,5 @@
-//! MXFP4 experts, specialised and portable: every tile height, sorted in either way or walked, gives the same bits, and what
-//! f64 says.
+//! MXFP4 experts, specialised for bf16 and e4m3 rows, and portable: every tile height, sorted in either way or walked, gives the
+//! same bits, and what f64 says.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use tokenspeed_amd_gfx950::{
     kernel::{Argument, Kernel, Manifest},
 };
 
-use crate::support::{Bytes, Random, bf16, configure, device, f32s};
+use crate::support::{Bytes, Random, bf16, configure, counters, device, f32s};
 
 const TOKENS: usize = 75;
 const CHOSEN: usize = 2;
@@ -16,6 +16,8 @@ const EXPERTS: usize = 5;
 const ROUTES: usize = TOKENS * CHOSEN;
 const WIDTH: usize = 256;
 const HIDDEN: usize = 128;
+/// Which of the counters is that of matrix instructions.
+const MATRIX: usize = 6;
 
 /// A stack of MXFP4 matrices of `rows` x `columns`.
 struct Stack {
@@ -49,6 +51,38 @@ impl Stack {
 fn rounded(x: f64) -> f64 {
     let bits = (x as f32).to_bits();
     f64::from(f32::from_bits((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff_0000))
+}
+
+/// A group as e4m3 with one scale, by the definition: the smallest power of two that brings all of it within 448, and 3 bits
+/// behind the first, from 2^-6 down to 2^-9 fewer.
+fn grouped(values: &[f64]) -> Vec<f64> {
+    let groups = values.chunks(32).map(|group| {
+        let peak = group.iter().fold(0f64, |p, v| p.max(v.abs()));
+        let scale = (-126..128).map(|e| f64::from(e).exp2()).find(|s| peak / s <= 448.0).expect("finite");
+        group.iter().map(move |v| {
+            let step = ((v / scale).abs().log2().floor().max(-6.0) - 3.0).exp2();
+            (v / scale / step).round_ties_even() * step * scale
+        })
+    });
+    groups.flatten().collect()
+}
+
+/// Which kernels.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Form {
+    Portable,
+    Bf16,
+    Fp8,
+}
+
+impl Form {
+    /// Rows as the form takes them.
+    fn rows(self, values: &[f64]) -> Vec<f64> {
+        match self {
+            Form::Fp8 => grouped(values),
+            Form::Portable | Form::Bf16 => values.iter().map(|v| rounded(*v)).collect(),
+        }
+    }
 }
 
 struct Problem {
@@ -87,15 +121,16 @@ impl Problem {
     }
 
     /// Results of a few tokens.
-    fn want(&self, token: usize) -> Vec<f64> {
+    fn want(&self, token: usize, form: Form) -> Vec<f64> {
         let x: Vec<f64> = self.x[token * WIDTH..][..WIDTH].iter().map(|v| bf16(*v)).collect();
+        let x = form.rows(&x);
         let mut y = vec![0.0; WIDTH];
         for i in 0..CHOSEN {
             let route = token * CHOSEN + i;
             let slot = self.slots[self.ids[route] as usize] as usize;
             let hidden = self.stacks[0].times(slot, &x).into_iter().zip(self.stacks[1].times(slot, &x));
-            let hidden: Vec<f64> = hidden.map(|(g, u)| rounded(situ(g, u))).collect();
-            for (y, v) in y.iter_mut().zip(self.stacks[2].times(slot, &hidden)) {
+            let hidden: Vec<f64> = hidden.map(|(g, u)| situ(g, u)).collect();
+            for (y, v) in y.iter_mut().zip(self.stacks[2].times(slot, &form.rows(&hidden))) {
                 *y += f64::from(self.weights[route]) * v;
             }
         }
@@ -205,9 +240,17 @@ impl<'a> Run<'a> {
     }
 
     /// All outputs by tiles of one kind.
-    fn outputs(&self, fast: bool, kind: &str, height: usize) -> Vec<f32> {
+    fn outputs(&self, form: Form, kind: &str, height: usize) -> Vec<f32> {
         let space = |bytes: usize| Buffer::with(self.device, &vec![0xff; bytes]).unwrap();
         let (hidden, parts, y) = (space(ROUTES * HIDDEN * 2), space(ROUTES * WIDTH * 4), space(TOKENS * WIDTH * 4));
+        let (small, scales, hidden_scales) =
+            (space(TOKENS * WIDTH), space(TOKENS * WIDTH / 32), space(ROUTES * HIDDEN / 32));
+        if form == Form::Fp8 {
+            let (x, y, s) = (("x", pointer(&self.wide)), ("y", pointer(&small)), ("s", pointer(&scales)));
+            let counted = [("step", pointer(&self.step)), ("count_word", int(1)), ("count_fixed", int(0))];
+            let arguments = [&counted[..], &[x, y, s, ("D", int(WIDTH)), ("ldx", int(WIDTH))]].concat();
+            self.launch("fp8_quantise", [TOKENS as u32, 1, 1], &arguments);
+        }
         let common = self.counted(&[
             ("ids", pointer(&self.ids)),
             ("slots", pointer(&self.slots)),
@@ -221,9 +264,10 @@ impl<'a> Run<'a> {
         let (pitch, scale_pitch) = (int(WIDTH * HIDDEN / 2), int(WIDTH * HIDDEN / 32));
         let groups = (ROUTES.min(ROUTES / height + EXPERTS)) as u32;
         let groups = if kind == "walk_16" { ROUTES as u32 } else { groups };
-        let name = |product: &str| match fast {
-            true => format!("experts_mxfp4_{product}_{kind}"),
-            false => format!("experts_{product}_mxfp4_bf16_{kind}"),
+        let name = |product: &str| match form {
+            Form::Fp8 => format!("experts_fp8_{product}_{kind}"),
+            Form::Bf16 => format!("experts_mxfp4_{product}_{kind}"),
+            Form::Portable => format!("experts_{product}_mxfp4_bf16_{kind}"),
         };
         let columns =
             |name: &str, n: usize| (n as i64 / self.manifest.find(name).unwrap().constant("BN").unwrap()) as u32;
@@ -240,9 +284,11 @@ impl<'a> Run<'a> {
             ("beta", Argument::F32(4.0)),
             ("linear", Argument::F32(25.0)),
         ];
-        let rows = match fast {
-            true => [("x", pointer(&self.x)), ("KB", int(WIDTH / 2))],
-            false => [("x", pointer(&self.wide)), ("ldx", int(WIDTH))],
+        let (whole, groups_of) = (("KB", int(WIDTH / 2)), ("hs", pointer(&hidden_scales)));
+        let rows = match form {
+            Form::Fp8 => vec![("x", pointer(&small)), ("xs", pointer(&scales)), whole, groups_of],
+            Form::Bf16 => vec![("x", pointer(&self.x)), whole],
+            Form::Portable => vec![("x", pointer(&self.wide)), ("ldx", int(WIDTH))],
         };
         let up = [&up[..], &rows].concat();
         let kernel = name("up");
@@ -256,8 +302,13 @@ impl<'a> Run<'a> {
             ("pitch", pitch),
             ("spitch", scale_pitch),
         ];
-        let half = [("NB", int(HIDDEN / 2))];
-        let down = [&down[..], &half[..usize::from(fast)]].concat();
+        let more = [("NB", int(HIDDEN / 2)), groups_of];
+        let more = match form {
+            Form::Fp8 => &more[..],
+            Form::Bf16 => &more[..1],
+            Form::Portable => &[],
+        };
+        let down = [&down[..], more].concat();
         let kernel = name("down");
         self.launch(&kernel, [groups, columns(&kernel, WIDTH), 1], &[&common[..], &down].concat());
         let sum = self.counted(&[
@@ -275,7 +326,7 @@ impl<'a> Run<'a> {
     }
 }
 
-fn same_bits(fast: bool, tiles: &[(&str, usize)]) {
+fn same_bits(form: Form, tiles: &[(&str, usize)]) {
     let Some((device, manifest)) = device() else { return };
     let problem = Problem::new();
     let mut first: Option<Vec<f32>> = None;
@@ -285,13 +336,13 @@ fn same_bits(fast: bool, tiles: &[(&str, usize)]) {
         if *height > 1 {
             run.sort(*height, i % 2 == 1);
         }
-        let got = run.outputs(fast, kind, *height);
+        let got = run.outputs(form, kind, *height);
         if let Some(first) = &first {
             assert_eq!(first, &got, "{kind}");
             continue;
         }
         for token in [0, 1, TOKENS - 1] {
-            let want = problem.want(token);
+            let want = problem.want(token, form);
             let rms = (want.iter().map(|w| w * w).sum::<f64>() / WIDTH as f64).sqrt();
             for (got, want) in got[token * WIDTH..].iter().zip(&want) {
                 assert!((f64::from(*got) - want).abs() < 2e-3 * rms, "token {token}: {got}, expected {want}");
@@ -301,12 +352,40 @@ fn same_bits(fast: bool, tiles: &[(&str, usize)]) {
     }
 }
 
+const SPECIALISED: [(&str, usize); 5] =
+    [("walk_16", 1), ("sorted_16", 16), ("sorted_32", 32), ("sorted_64", 64), ("sorted_128", 128)];
+
 #[test]
 fn specialised_tiles_of_every_height_give_the_same_bits() {
-    same_bits(true, &[("walk_16", 1), ("sorted_16", 16), ("sorted_32", 32), ("sorted_64", 64), ("sorted_128", 128)]);
+    same_bits(Form::Bf16, &SPECIALISED);
+}
+
+#[test]
+fn e4m3_tiles_of_every_height_give_the_same_bits() {
+    same_bits(Form::Fp8, &SPECIALISED);
 }
 
 #[test]
 fn portable_tiles_of_every_height_give_the_same_bits() {
-    same_bits(false, &[("walk_16", 1), ("sorted_16", 16), ("sorted_64", 64)]);
+    same_bits(Form::Portable, &[("walk_16", 1), ("sorted_16", 16), ("sorted_64", 64)]);
+}
+
+/// What e4m3 rows are for: one matrix instruction of 32 cycles where bf16 takes four of 16.
+#[test]
+fn e4m3_rows_take_a_quarter_of_the_matrix_instructions() {
+    let Some((device, manifest)) = device() else { return };
+    let problem = Problem::new();
+    for (kind, height) in SPECIALISED {
+        let [bf16, fp8] = [Form::Bf16, Form::Fp8].map(|form| {
+            configure(device.hip, false, 0);
+            let run = Run::new(&device, &manifest, &problem);
+            if height > 1 {
+                run.sort(height, true);
+            }
+            counters(device.hip);
+            run.outputs(form, kind, height);
+            counters(device.hip)[MATRIX]
+        });
+        assert!(bf16 > 0 && bf16 == 4 * fp8, "{kind}: {bf16} and {fp8}");
+    }
 }

@@ -15,6 +15,9 @@ use crate::support::{Bytes, Random, configure, counters, device, emulator, f32s}
 const LATENT: usize = 512;
 const WIDTH: usize = 576;
 const HEADS: usize = 12;
+/// Values per head, and rows of a head's weights before theirs.
+const VALUES: usize = 64;
+const FIRST: usize = 16;
 
 /// A step with its queries and a cache, on the device.
 struct Case {
@@ -29,6 +32,8 @@ struct Case {
     q: Buffer,
     cache: Buffer,
     pages: Buffer,
+    weights: Buffer,
+    gate: Buffer,
 }
 
 impl Case {
@@ -64,8 +69,12 @@ impl Case {
         quant::quantize_row(format, &values, &mut bytes);
         quant::dequantize_row(format, &bytes, &mut values);
         let queries: Vec<f32> = (0..data.tokens.len() * HEADS * WIDTH).map(|_| 3.0 * random.unit()).collect();
+        let weights = random.bf16(HEADS * (FIRST + VALUES) * LATENT).bytes();
+        let gate: Vec<f32> = (0..data.tokens.len() * HEADS * VALUES).map(|_| 3.0 * random.unit()).collect();
         let buffer = |bytes: &[u8]| Buffer::with(device, bytes).unwrap();
         Self {
+            weights: buffer(&weights),
+            gate: buffer(&gate.bytes()),
             step: buffer(&data.to_bytes()),
             q: buffer(&queries.bytes()),
             cache: buffer(&bytes),
@@ -80,8 +89,9 @@ impl Case {
         }
     }
 
-    /// Runs the kernels of one way; bytes of the result.
-    fn run(&self, device: &Arc<Device>, manifest: &Manifest, way: Way, split_bits: usize) -> Vec<u8> {
+    /// Runs the kernels of one way; bytes of the result, and with `gated` those of the gated values behind it, which come to
+    /// the same whether parts are put together before or by the kernel that projects and gates.
+    fn run(&self, device: &Arc<Device>, manifest: &Manifest, way: Way, split_bits: usize, gated: bool) -> Vec<u8> {
         let tokens = self.data.tokens.len();
         let splits = (self.width * self.page).div_ceil(1 << split_bits);
         let format = if self.format == DType::BF16 { "bf16" } else { "fp8" };
@@ -119,8 +129,34 @@ impl Case {
             ("ldy", int(HEADS * LATENT)),
             ("scale", Argument::F32(scale() as f32)),
         ];
+        let projected = |name: &str, grid: [u32; 3], more: &[(&str, Argument)]| {
+            let out = poison(tokens * HEADS * VALUES * 4);
+            let common = [
+                ("step", at(&self.step)),
+                ("w", at(&self.weights)),
+                ("gate", at(&self.gate)),
+                ("y", at(&out)),
+                ("first", int(FIRST)),
+                ("per_head", int(FIRST + VALUES)),
+                ("ldw", int(LATENT)),
+            ];
+            launch(name, grid, &[&common[..], more].concat());
+            out
+        };
         let fold_name = if fold { "_fold" } else { "" };
         launch(&format!("mla_decode_{format}_{rows}{fold_name}"), [way.groups, 1, 1], &arguments);
+        let settled = (gated && !fold).then(|| {
+            let more = [
+                ("partial", at(&partial)),
+                ("sums", at(&sums)),
+                ("mixed", at(&y)),
+                ("H", int(HEADS)),
+                ("V", int(VALUES)),
+                ("NS", int(splits)),
+                ("split_bits", int(split_bits)),
+            ];
+            projected("mla_settle", [tokens as u32, HEADS as u32, VALUES as u32 / 32], &more)
+        });
         if !fold {
             let arguments = [
                 ("step", at(&self.step)),
@@ -134,8 +170,30 @@ impl Case {
             ];
             launch("mla_merge", [tokens as u32, HEADS as u32, 1], &arguments);
         }
+        let more = [
+            ("count_word", int(1)),
+            ("count_fixed", int(0)),
+            ("x", at(&y)),
+            ("N", int(VALUES)),
+            ("K", int(LATENT)),
+            ("rope", int(0)),
+            ("xh", int(LATENT)),
+            ("yh", int(VALUES)),
+            ("ldx", int(HEADS * LATENT)),
+            ("ldy", int(HEADS * VALUES)),
+        ];
+        let grid = [tokens.div_ceil(64) as u32, HEADS as u32, 1];
+        let values = gated.then(|| projected("mla_gated_value", grid, &more));
         queue.synchronize().unwrap();
-        y.read().unwrap()
+        let mut result = y.read().unwrap();
+        if let Some(values) = values {
+            let values = values.read().unwrap();
+            if let Some(settled) = settled {
+                assert!(settled.read().unwrap() == values, "{way:?}: other bits in one kernel than in two");
+            }
+            result.extend(values);
+        }
+        result
     }
 
     /// The result in f64, over queries rounded as the kernels round them.
@@ -198,7 +256,7 @@ fn every_way_agrees(format: DType, page: usize, spans: &[(u32, u32, usize)], spl
         let results = WAYS.map(|way| {
             order += 1;
             configure(emulator(), true, order);
-            case.run(&device, &manifest, way, split_bits)
+            case.run(&device, &manifest, way, split_bits, true)
         });
         check(&results, &want);
     }
@@ -249,7 +307,7 @@ fn rows_are_read_once_for_all_heads_and_tokens() {
             // Without checks for speed; the counters are the same.
             configure(emulator(), false, 0);
             counters(emulator());
-            case.run(&device, &manifest, Way { rows, fold, groups: 1 }, 12);
+            case.run(&device, &manifest, Way { rows, fold, groups: 1 }, 12, false);
             counters(emulator())
         };
         let (short, long) = (cost(2048), cost(4096));

@@ -188,7 +188,7 @@ impl Walk {
                 Across::Same
             }
             ShortConv | L2Norm | KdaGate | Sigmoid | KdaStep | KdaChunk | KdaVerify | KdaMix | KdaReplay
-            | GatedRmsNorm | SituMul | SiluMul | SigmoidMul | MlaAbsorb | MlaAttention | MlaValue => {
+            | GatedRmsNorm | SituMul | SiluMul | SigmoidMul | MlaAbsorb | MlaAttention | MlaValue | MlaMix => {
                 self.by_head(&op, false)?
             }
             // The low-rank input of the decay is the same everywhere, beside shares.

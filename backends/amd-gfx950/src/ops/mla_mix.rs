@@ -1,0 +1,154 @@
+//! `mla_mix`: latent attention from the query to the gated values, where `mla_split` takes the shape and factors are bf16.
+//!
+//! Four launches instead of six in a decoding step: absorb, deal, attention over splits, and one that puts a token's parts together,
+//! projects them and gates the values. From [`SHARED`] tokens on, parts are put together first, so that a tile of tokens shares a
+//! head's weights in the projection, which also gates. Bits are the same either way. Everything else is left to the
+//! decomposition.
+
+use tokenspeed_backend_api::{
+    catalogue::OpDesc,
+    dtype::DType,
+    op::OpKind,
+    sdk::{Fault, Support, Tensor},
+};
+
+use super::{
+    BoundOp, OpEntry, Operand, gemm, int,
+    mla::{Projection, plan_project},
+    mla_split::{Shape, Split},
+};
+use crate::{
+    kernel::{Extent, Plan},
+    settings::Settings,
+};
+
+/// Values of a row, and latent ones.
+const WIDTHS: (usize, usize) = (576, 512);
+/// Columns of values that work-groups take at a time.
+const PANEL: usize = 64;
+/// Columns per work-group of `mla_settle`.
+const SETTLED: usize = 32;
+/// Tokens from which on a head's weights are worth sharing between them: a tile of the projection.
+const SHARED: u32 = 64;
+
+inventory::submit! { OpEntry { kind: OpKind::MlaMix, support, plan, pack: Some(gemm::expand) } }
+
+/// Sizes of the op that are not those of the attention inside.
+struct Sizes {
+    /// Attention over splits.
+    split: Split,
+    /// Values per head.
+    values: usize,
+    /// Query values per head that are absorbed, and those behind.
+    nope: usize,
+    rope: usize,
+    /// Bytes of the absorbed queries and of the sums over keys.
+    bytes: [u64; 2],
+}
+
+impl Sizes {
+    /// `None` if the kernels do not take the shape. `q`, `cache`, `table`, `y` are dimensions.
+    fn new(q: &[usize], cache: (&[usize], DType), table: &[usize], y: &[usize], settings: &Settings) -> Option<Self> {
+        let (row, rank) = WIDTHS;
+        let (tokens, heads) = (q[0], q[1]);
+        let shape = Shape { tokens, heads, widths: (cache.0[3], rank), cache: cache.1, pages: (cache.0[1], table[1]) };
+        let rope = row - rank;
+        let (nope, values) = (q[2].checked_sub(rope)?, y[2]);
+        if !values.is_multiple_of(PANEL) {
+            return None;
+        }
+        let bytes = [row, rank].map(|n| ((tokens * heads * n * 4) as u64).next_multiple_of(256));
+        Some(Self { split: Split::new(&shape, settings)?, values, nope, rope, bytes })
+    }
+}
+
+fn support(op: &OpDesc, settings: &Settings) -> Support {
+    let dims = |i: usize| op.operands[i].dims().iter().map(|d| *d as usize).collect::<Vec<_>>();
+    let sizes = Sizes::new(&dims(0), (&dims(2), op.operands[2].dtype), &dims(3), &dims(5), settings);
+    let Some(sizes) = sizes.filter(|s| op.operands[1].row_len() == WIDTHS.1 && op.attrs.i[1] as usize == s.rope) else {
+        return Support::no(
+            "rows of 512 + 64 values in bf16 or e4m3, pages of a power of two, values by 64, bf16 factors",
+        );
+    };
+    let mut support = settings.rounded(Support::yes("mla_mix, bf16 factors"));
+    support.pack = gemm::packing(op, 1, settings);
+    support.workspace_bytes = sizes.split.workspace_bytes() + sizes.bytes.iter().sum::<u64>();
+    support
+}
+
+/// An f32 operand of `[T, H, inner]` like q, in scratch.
+fn scratch(q: &Operand, inner: usize, address: u64) -> Operand {
+    let mut tensor: Tensor = q.tensor;
+    tensor.dims[2] = inner;
+    tensor.row_bytes = tensor.dims[1] * inner * 4;
+    tensor.bytes = tensor.dims[0] * tensor.row_bytes;
+    Operand { tensor, address }
+}
+
+fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
+    let [q, w, cache, table, gate, y] = op.operands else { unreachable!("checked") };
+    let dims = |o: &Operand| o.tensor.shape().to_vec();
+    let of_cache = dims(cache);
+    let sizes = Sizes::new(&dims(q), (&of_cache, cache.tensor.dtype), &dims(table), &dims(y), op.settings);
+    let sizes = sizes.ok_or_else(|| Fault::internal("mla_mix was planned for a shape that it refuses"))?;
+    let (row, rank) = WIDTHS;
+    let heads = q.tensor.dims[1];
+    let absorbed = scratch(q, row, op.workspace);
+    let mixed = scratch(q, rank, op.workspace + sizes.bytes[0]);
+
+    let projection = Projection { name: "absorb", n: rank, k: sizes.nope, rope: sizes.rope, first: 0, extra: 1 };
+    plan_project(&BoundOp { operands: &[*q, *w, absorbed], ..*op }, plan, &projection)?;
+
+    let operands = [absorbed, *cache, *table, mixed];
+    let workspace = op.workspace + sizes.bytes.iter().sum::<u64>();
+    let attention = BoundOp { operands: &operands, workspace, ..*op };
+    let parts = sizes.split.plan_parts(&attention, op.op.attrs(), plan)?;
+    let (format, ldw) = gemm::stored(&w.tensor);
+    if format != "bf16" {
+        return Err(Fault::internal(format!("weights of mla_mix are {format}, bf16 was asked for")));
+    }
+    let per_head = int(sizes.nope + sizes.values);
+    if !parts.folded && op.bucket.max_tokens < SHARED {
+        let arguments = [
+            op.step(),
+            ("partial", parts.partial),
+            ("sums", parts.sums),
+            ("mixed", mixed.pointer()),
+            ("w", w.pointer()),
+            ("gate", gate.pointer()),
+            ("y", y.pointer()),
+            ("H", int(heads)),
+            ("V", int(sizes.values)),
+            ("NS", parts.splits),
+            ("split_bits", parts.split_bits),
+            ("first", int(sizes.nope)),
+            ("per_head", per_head),
+            ("ldw", int(ldw)),
+        ];
+        let grid = [q.rows(1), Extent::Fixed(heads as u32), Extent::Fixed((sizes.values / SETTLED) as u32)];
+        return Ok(plan.launch("mla_settle", grid, &arguments)?);
+    }
+    sizes.split.plan_merge(&attention, &parts, plan)?;
+    let [word, fixed] = q.count();
+    let arguments = [
+        op.step(),
+        word,
+        fixed,
+        ("x", mixed.pointer()),
+        ("w", w.pointer()),
+        ("gate", gate.pointer()),
+        ("y", y.pointer()),
+        ("N", int(sizes.values)),
+        ("K", int(rank)),
+        ("rope", int(0)),
+        ("first", int(sizes.nope)),
+        ("per_head", per_head),
+        ("ldw", int(ldw)),
+        ("xh", int(rank)),
+        ("yh", int(sizes.values)),
+        ("ldx", mixed.stride()),
+        ("ldy", y.stride()),
+    ];
+    let panels = Extent::Fixed((sizes.values / PANEL) as u32);
+    Ok(plan.launch("mla_gated_value", [q.rows(64), Extent::Fixed(heads as u32), panels], &arguments)?)
+}
