@@ -1,16 +1,16 @@
 //! `gated_rmsnorm`: the output norm of a linear-attention head, gated by a sigmoid.
 
-use super::{Call, Case, ELEMENTWISE, Entry, OpDesc, Part, cases::Gen, input, output, rmsnorm, sigmoid, sigmoid_mul};
+use super::{Call, Case, ELEMENTWISE, Entry, OpDesc, Part, cases::Gen, input, output, rmsnorm, sigmoid};
 use crate::{
     graph::{Graph, GraphOp, Ref, Vary},
-    op::OpKind,
+    op::{Attrs, OpKind},
 };
 
 pub(super) const ENTRY: Entry = Entry {
     kind: OpKind::GatedRmsNorm,
     version: 1,
     doc: "`y = rmsnorm(x; w) · sigmoid(gate)`, normalised over the last dimension D, head by head, before the gate. `attrs.f[0]` = eps. \
-          Decomposes into `rmsnorm`, `sigmoid`, `mul`.",
+          Decomposes into `rmsnorm`, `sigmoid_mul`.",
     operands: &[input("x [T, …, D]"), input("gate [T, …, D]"), input("w [D]"), output("y [T, …, D]")],
     check,
     reference,
@@ -56,9 +56,11 @@ fn decompose(op: &GraphOp, graph: &mut Graph) -> Vec<GraphOp> {
     let Ref::Value(like) = y else { panic!("{}: y is a value", op.label) };
     let spec = graph.values[like].clone();
     let normed = graph.value(format!("{}.norm", spec.name), spec.vary, &spec.inner, spec.dtype);
-    let norm =
-        GraphOp { kind: OpKind::RmsNorm, attrs: op.attrs, operands: vec![x, w, normed], label: op.label.clone() };
-    std::iter::once(norm).chain(sigmoid_mul::gated(op, graph, gate, normed, y)).collect()
+    let part = |kind, attrs, operands| GraphOp { kind, attrs, operands, label: op.label.clone() };
+    vec![
+        part(OpKind::RmsNorm, op.attrs, vec![x, w, normed]),
+        part(OpKind::SigmoidMul, Attrs::default(), vec![gate, normed, y]),
+    ]
 }
 
 fn cases(seed: u64) -> Vec<Case> {

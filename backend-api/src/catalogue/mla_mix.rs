@@ -6,7 +6,7 @@
 //! an expanded form needs the query before it is absorbed.
 
 use super::{ATTENTION, Call, Case, Entry, OpDesc, Part, cases::Gen, input, mla_attention, output, product, recurrent};
-use super::{schema::CACHE_DTYPES, schema::WEIGHT_DTYPES, sigmoid::sigmoid, sigmoid_mul};
+use super::{schema::CACHE_DTYPES, schema::WEIGHT_DTYPES, sigmoid::sigmoid};
 use crate::{
     dtype::DType,
     graph::{Graph, GraphOp, Ref, Vary},
@@ -17,7 +17,7 @@ pub(super) const ENTRY: Entry = Entry {
     kind: OpKind::MlaMix,
     version: 1,
     doc: "`mla_absorb` of q with w (`attrs.i[1]` = P), `mla_attention` over the cached rows (`attrs.i[0]` = component, `attrs.f[0]` = \
-          scale), `mla_value` with w, `y = value · sigmoid(gate)`. Decomposes into these and `sigmoid`, `mul`.",
+          scale), `mla_value` with w, `y = value · sigmoid(gate)`. Decomposes into these and `sigmoid_mul`.",
     operands: &[
         input("q [T, H, N + P]"),
         input("w [H · (N + V), R]"),
@@ -115,18 +115,17 @@ fn decompose(op: &GraphOp, graph: &mut Graph) -> Vec<GraphOp> {
     let absorbed = value("absorbed", &[spec.inner[0], rank + rope]);
     let mixed = value("mixed", &[spec.inner[0], rank]);
     let plain = value("plain", &spec.inner);
-    let basic = |kind, i: i64, f: f64, operands: &[Ref]| {
+    let part = |kind, i: i64, f: f64, operands: &[Ref]| {
         let mut attrs = Attrs::default();
         (attrs.i[0], attrs.f[0]) = (i, f);
         GraphOp { kind, attrs, operands: operands.to_vec(), label: op.label.clone() }
     };
-    let mut ops = vec![
-        basic(OpKind::MlaAbsorb, op.attrs.i[1], 0.0, &[q, w, absorbed]),
-        basic(OpKind::MlaAttention, op.attrs.i[0], op.attrs.f[0], &[absorbed, cache, table, mixed]),
-        basic(OpKind::MlaValue, 0, 0.0, &[mixed, w, plain]),
-    ];
-    ops.extend(sigmoid_mul::gated(op, graph, gate, plain, y));
-    ops
+    vec![
+        part(OpKind::MlaAbsorb, op.attrs.i[1], 0.0, &[q, w, absorbed]),
+        part(OpKind::MlaAttention, op.attrs.i[0], op.attrs.f[0], &[absorbed, cache, table, mixed]),
+        part(OpKind::MlaValue, 0, 0.0, &[mixed, w, plain]),
+        part(OpKind::SigmoidMul, 0, 0.0, &[gate, plain, y]),
+    ]
 }
 
 fn cases(seed: u64) -> Vec<Case> {

@@ -20,11 +20,6 @@ pub(super) const ENTRY: Entry = Entry {
 
 fn decompose(op: &GraphOp, graph: &mut Graph) -> Vec<GraphOp> {
     let [gate, x, y] = op.operands[..] else { panic!("{}: sigmoid_mul has three operands", op.label) };
-    gated(op, graph, gate, x, y)
-}
-
-/// `y = x · sigmoid(gate)` in basic ops.
-pub(super) fn gated(op: &GraphOp, graph: &mut Graph, gate: Ref, x: Ref, y: Ref) -> Vec<GraphOp> {
     let Ref::Value(like) = y else { panic!("{}: y is a value", op.label) };
     let spec = graph.values[like].clone();
     let opened = graph.value(format!("{}.sigmoid", spec.name), spec.vary, &spec.inner, spec.dtype);
