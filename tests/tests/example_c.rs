@@ -55,7 +55,9 @@ fn what_it_cannot_do_is_refused_with_a_reason() {
             let op = OpRecord::new(entry.kind, operands, case.attrs, "fused");
             let support = device.op_support(&op).unwrap();
             assert!(!support.is_supported());
-            assert_eq!(support.reason, "not among the ops of this backend");
+            // Formats come first; a fused op's weights may be in one that it lacks.
+            let reasons = ["not among the ops of this backend", "element formats are f32"];
+            assert!(reasons.iter().any(|r| support.reason.starts_with(r)), "{}", support.reason);
             fused += 1;
         }
     }

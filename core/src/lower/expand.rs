@@ -179,7 +179,7 @@ mod tests {
         let whole = Resolution { op: KdaMix, implementation: line.into(), reason: "not here".into(), count: 1 };
         assert_eq!(resolutions, [whole]);
         let (kinds, _) = expanded(&[KdaMix, KdaChunk, GatedRmsNorm]);
-        assert_eq!(kinds, [ShortConv, L2Norm, L2Norm, KdaGate, Sigmoid, KdaStep, RmsNorm, Sigmoid, Mul]);
+        assert_eq!(kinds, [ShortConv, L2Norm, L2Norm, KdaGate, Sigmoid, KdaStep, RmsNorm, SigmoidMul]);
     }
 
     #[test]

@@ -73,19 +73,15 @@ const FEW: [(u32, usize); 2] = [(16, 256), (64, 64)];
 /// Columns of a narrow tile.
 const NARROW: u32 = 16;
 
-/// Whether `n` columns in tiles of `bm` x `bn` leave so much of the device without work that narrow tiles are better.
-fn narrow(n: usize, (bm, bn): (u32, u32), format: &str, settings: &Settings) -> bool {
-    let few = FEW.iter().any(|(rows, tiles)| *rows == bm && n.div_ceil(bn as usize) < *tiles);
-    few && bn == 64 && format == "bf16" && !settings.exact()
-}
-
-/// Rows and columns of a work-group's tile for a program whose rows `x` has.
-pub(super) fn tile(op: &BoundOp<'_>, x: &Operand) -> (u32, u32) {
-    match (op.capacity(x), op.settings.exact()) {
+/// Rows and columns of a work-group's tile for a program whose rows `x` has, and `n` rows of weights in a format.
+pub(super) fn tile(op: &BoundOp<'_>, x: &Operand, n: usize, format: &str) -> (u32, u32) {
+    let (bm, bn) = match (op.capacity(x), op.settings.exact()) {
         (0..=16, _) => (16, 64),
         (17..=256, _) | (_, true) => (64, 64),
         _ => (128, 128),
-    }
+    };
+    let few = FEW.iter().any(|(rows, tiles)| *rows == bm && n.div_ceil(bn as usize) < *tiles);
+    (bm, if few && format == "bf16" && !op.settings.exact() { NARROW } else { bn })
 }
 
 fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
@@ -95,7 +91,7 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let (n, k) = (w.tensor.dims[0], w.tensor.row_len());
     let (format, ldw) = stored(&w.tensor);
     let factors = op.settings.factors();
-    let (bm, bn) = tile(op, x);
+    let (bm, bn) = tile(op, x, n, format);
     let kernel = format!("linear_{format}_{factors}_{bm}x{bn}{}", if bias.is_some() { "_bias" } else { "" });
     let arguments = [
         op.step(),
@@ -111,9 +107,5 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
         ("ldw", int(ldw)),
         ("ldy", y.stride()),
     ];
-    let (kernel, bn) = match narrow(n, (bm, bn), format, op.settings) {
-        true => (kernel.replace(&format!("x{bn}"), &format!("x{NARROW}")), NARROW),
-        false => (kernel, bn),
-    };
     Ok(plan.launch(&kernel, [x.rows(bm), Extent::Fixed(n.div_ceil(bn as usize) as u32), Extent::ONE], &arguments)?)
 }

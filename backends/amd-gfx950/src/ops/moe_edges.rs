@@ -54,18 +54,18 @@ fn support(settings: &Settings, name: &str, matrices: &[&Tensor], extents: &[u64
     settings.rounded(Support::yes(format!("{name}, one launch, {} factors", settings.factors())))
 }
 
-/// The kernel's variant for a matrix and a program, and its tile: rows and columns.
-fn variant(op: &BoundOp<'_>, name: &str, w: &Operand, rows: &Operand) -> (String, u32, u32) {
-    let (bm, bn) = gemm::tile(op, rows);
+/// The kernel's variant for `n` rows of matrices like `w` and a program, and its tile: rows and columns.
+fn variant(op: &BoundOp<'_>, name: &str, w: &Operand, n: usize, rows: &Operand) -> (String, u32, u32) {
     let (format, _) = gemm::stored(&w.tensor);
+    let (bm, bn) = gemm::tile(op, rows, n, format);
     (format!("{name}_{format}_{}_{bm}x{bn}", op.settings.factors()), bm, bn)
 }
 
 fn plan_input(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let [x, router, down, gate, up, logits, z, h] = op.operands else { unreachable!("checked") };
     let [word, fixed] = x.count();
-    let (kernel, bm, bn) = variant(op, "moe_input", router, x);
     let [experts, latent, width] = [router, down, gate].map(|w| w.tensor.dims[0]);
+    let (kernel, bm, bn) = variant(op, "moe_input", router, experts + latent + 2 * width, x);
     let tiles: usize = [experts, latent, 2 * width].map(|n| n.div_ceil(bn as usize)).iter().sum();
     let arguments = [
         op.step(),
@@ -103,8 +103,8 @@ fn plan_output(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let add = op.op.attrs().i[0] == 1;
     let residual = if add { &rest[0] } else { y };
     let [word, fixed] = r.count();
-    let (kernel, bm, bn) = variant(op, "moe_output", up, r);
     let columns = up.tensor.dims[0];
+    let (kernel, bm, bn) = variant(op, "moe_output", up, columns, r);
     let arguments = [
         op.step(),
         word,

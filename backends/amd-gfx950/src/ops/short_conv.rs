@@ -58,7 +58,8 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
         ("ldyv", yv.stride()),
     ];
     let (columns, streams) = (panels(channels, PANEL), Extent::Fixed(3));
-    if taps == LONG_TAPS && !frozen && op.capacity(q) >= LONG.max(4 * op.bucket.max_rows) {
+    let is_long = op.capacity(q) >= LONG.max(4 * op.bucket.max_rows);
+    if taps == LONG_TAPS && !frozen && is_long && window.tensor.dtype != DType::F16 {
         let kernel = format!("short_conv_long_{}", format_name(window.tensor.dtype).expect("supported"));
         return Ok(plan.launch(&kernel, [q.rows(LONG_EACH), columns, streams], &arguments)?);
     }
