@@ -122,6 +122,13 @@ pub struct GraphOp {
     pub label: String,
 }
 
+impl GraphOp {
+    /// An op that stands for a part of this one, under its label.
+    pub fn part(&self, kind: OpKind, attrs: Attrs, operands: &[Ref]) -> Self {
+        Self { kind, attrs, operands: operands.to_vec(), label: self.label.clone() }
+    }
+}
+
 /// A model before lowering.
 #[derive(Clone, Debug, Default)]
 pub struct Graph {

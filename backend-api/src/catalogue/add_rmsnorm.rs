@@ -44,15 +44,7 @@ fn reference(call: &Call<'_>, part: Part) {
 
 fn decompose(op: &GraphOp, _graph: &mut Graph) -> Vec<GraphOp> {
     let [x, residual, w, sum, y] = op.operands[..] else { panic!("{}: add_rmsnorm has five operands", op.label) };
-    vec![
-        GraphOp {
-            kind: OpKind::Add,
-            attrs: Attrs::default(),
-            operands: vec![x, residual, sum],
-            label: op.label.clone(),
-        },
-        GraphOp { kind: OpKind::RmsNorm, attrs: op.attrs, operands: vec![sum, w, y], label: op.label.clone() },
-    ]
+    vec![op.part(OpKind::Add, Attrs::default(), &[x, residual, sum]), op.part(OpKind::RmsNorm, op.attrs, &[sum, w, y])]
 }
 
 fn cases(seed: u64) -> Vec<Case> {

@@ -56,10 +56,9 @@ fn decompose(op: &GraphOp, graph: &mut Graph) -> Vec<GraphOp> {
     let Ref::Value(like) = y else { panic!("{}: y is a value", op.label) };
     let spec = graph.values[like].clone();
     let normed = graph.value(format!("{}.norm", spec.name), spec.vary, &spec.inner, spec.dtype);
-    let part = |kind, attrs, operands| GraphOp { kind, attrs, operands, label: op.label.clone() };
     vec![
-        part(OpKind::RmsNorm, op.attrs, vec![x, w, normed]),
-        part(OpKind::SigmoidMul, Attrs::default(), vec![gate, normed, y]),
+        op.part(OpKind::RmsNorm, op.attrs, &[x, w, normed]),
+        op.part(OpKind::SigmoidMul, Attrs::default(), &[gate, normed, y]),
     ]
 }
 

@@ -160,7 +160,7 @@ fn decompose(op: &GraphOp, graph: &mut Graph) -> Vec<GraphOp> {
         let mut attrs = Attrs::default();
         attrs.i[0] = i;
         attrs.f[..f.len()].copy_from_slice(f);
-        GraphOp { kind, attrs, operands: operands.to_vec(), label: op.label.clone() }
+        op.part(kind, attrs, operands)
     };
     // Whoever has no form for chunks takes `kda_step` in its place, with the bits of this op's reference.
     let recurrence = if i[1] == 1 { OpKind::KdaVerify } else { OpKind::KdaChunk };

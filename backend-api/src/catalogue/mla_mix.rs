@@ -118,7 +118,7 @@ fn decompose(op: &GraphOp, graph: &mut Graph) -> Vec<GraphOp> {
     let part = |kind, i: i64, f: f64, operands: &[Ref]| {
         let mut attrs = Attrs::default();
         (attrs.i[0], attrs.f[0]) = (i, f);
-        GraphOp { kind, attrs, operands: operands.to_vec(), label: op.label.clone() }
+        op.part(kind, attrs, operands)
     };
     vec![
         part(OpKind::MlaAbsorb, op.attrs.i[1], 0.0, &[q, w, absorbed]),

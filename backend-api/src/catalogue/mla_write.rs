@@ -64,7 +64,7 @@ fn decompose(op: &GraphOp, graph: &mut Graph) -> Vec<GraphOp> {
     let basic = |kind, i: i64, f: f64, operands: &[Ref]| {
         let mut attrs = Attrs::default();
         (attrs.i[0], attrs.f[0]) = (i, f);
-        GraphOp { kind, attrs, operands: operands.to_vec(), label: op.label.clone() }
+        op.part(kind, attrs, operands)
     };
     vec![
         basic(OpKind::Slice, 0, 0.0, &[x, latent]),

@@ -67,15 +67,13 @@ fn decompose(op: &GraphOp, graph: &mut Graph) -> Vec<GraphOp> {
     let spec = graph.values[like].clone();
     let [gates, ups] =
         ["gate", "up"].map(|p| graph.value(format!("{}.{p}", spec.name), spec.vary, &spec.inner, spec.dtype));
-    let part =
-        |kind, attrs, operands: &[Ref]| GraphOp { kind, attrs, operands: operands.to_vec(), label: op.label.clone() };
-    let product = |w, y| part(OpKind::Gemm, Attrs::default(), &[x, w, y]);
+    let product = |w, y| op.part(OpKind::Gemm, Attrs::default(), &[x, w, y]);
     vec![
         product(router, logits),
         product(down, z),
         product(gate, gates),
         product(up, ups),
-        part(OpKind::SituMul, op.attrs, &[gates, ups, h]),
+        op.part(OpKind::SituMul, op.attrs, &[gates, ups, h]),
     ]
 }
 

@@ -83,23 +83,21 @@ fn decompose(op: &GraphOp, graph: &mut Graph) -> Vec<GraphOp> {
         |part: &str, inner: &[u64]| graph.value(format!("{}.{part}", spec.name), spec.vary, inner, spec.dtype);
     let normed = value("norm", &latent);
     let [routed, shared] = ["routed", "shared"].map(|p| value(p, &spec.inner));
-    let part =
-        |kind, attrs, operands: &[Ref]| GraphOp { kind, attrs, operands: operands.to_vec(), label: op.label.clone() };
     let mut eps = Attrs::default();
     eps.f[0] = op.attrs.f[0];
     let none = Attrs::default();
     let mut ops = vec![
-        part(OpKind::RmsNorm, eps, &[r, norm, normed]),
-        part(OpKind::Gemm, none, &[normed, up, routed]),
-        part(OpKind::Gemm, none, &[h, down, shared]),
+        op.part(OpKind::RmsNorm, eps, &[r, norm, normed]),
+        op.part(OpKind::Gemm, none, &[normed, up, routed]),
+        op.part(OpKind::Gemm, none, &[h, down, shared]),
     ];
     match rest {
         [residual, y] => {
             let both = graph.value(format!("{}.both", spec.name), spec.vary, &spec.inner, spec.dtype);
-            ops.push(part(OpKind::Add, none, &[routed, shared, both]));
-            ops.push(part(OpKind::Add, none, &[*residual, both, *y]));
+            ops.push(op.part(OpKind::Add, none, &[routed, shared, both]));
+            ops.push(op.part(OpKind::Add, none, &[*residual, both, *y]));
         }
-        _ => ops.push(part(OpKind::Add, none, &[routed, shared, *y])),
+        _ => ops.push(op.part(OpKind::Add, none, &[routed, shared, *y])),
     }
     ops
 }

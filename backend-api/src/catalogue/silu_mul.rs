@@ -25,11 +25,6 @@ fn decompose(op: &GraphOp, graph: &mut Graph) -> Vec<GraphOp> {
     let Ref::Value(like) = y else { panic!("{}: y is a value", op.label) };
     let spec = graph.values[like].clone();
     let activated = graph.value(format!("{}.silu", spec.name), spec.vary, &spec.inner, spec.dtype);
-    let basic = |kind, operands: &[Ref]| GraphOp {
-        kind,
-        attrs: Attrs::default(),
-        operands: operands.to_vec(),
-        label: op.label.clone(),
-    };
+    let basic = |kind, operands: &[Ref]| op.part(kind, Attrs::default(), operands);
     vec![basic(OpKind::Silu, &[gate, activated]), basic(OpKind::Mul, &[activated, up, y])]
 }

@@ -34,6 +34,26 @@ def gemm(x, w, out, M, N, K, ldx, ldw, ldo, BM: tl.constexpr, BN: tl.constexpr, 
 
 
 @triton.jit
+def multiply(acc, px, pw, rows, columns, K, EXACT: tl.constexpr, BK: tl.constexpr):
+    """acc + x . w^T over K; px [BM, BK] and pw [BK, BN] point to the first step, `rows` [BM] and `columns` [BN] are those inside.
+
+    The one order of K that every tile of every product walks, so that a row's bits are the same in all of them.
+    """
+    rk = tl.arange(0, BK)
+    for k in range(0, K, BK):
+        inside = k + rk < K
+        a = tl.load(px, mask=rows[:, None] & inside[None, :], other=0.0)
+        b = tl.load(pw, mask=inside[:, None] & columns[None, :], other=0.0)
+        if EXACT:
+            acc = tl.dot(a, b.to(tl.float32), acc, input_precision="ieee")
+        else:
+            acc = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), acc)
+        px += BK
+        pw += BK
+    return acc
+
+
+@triton.jit
 def linear(step, count_word, count_fixed, x, w, bias, y, N, K, ldx, ldw, ldy, EXACT: tl.constexpr, BIAS: tl.constexpr,
            BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     """y[M, N] = x[M, K] . w[N, K]^T (+ bias); grid (ceil(rows / BM), ceil(N / BN)).
@@ -48,16 +68,7 @@ def linear(step, count_word, count_fixed, x, w, bias, y, N, K, ldx, ldw, ldy, EX
         px = x + rm[:, None].to(tl.int64) * ldx + rk[None, :]
         pw = w + rn[None, :].to(tl.int64) * ldw + rk[:, None]
         acc = tl.zeros((BM, BN), tl.float32)
-        for k in range(0, K, BK):
-            inside = k + rk < K
-            a = tl.load(px, mask=(rm[:, None] < M) & inside[None, :], other=0.0)
-            b = tl.load(pw, mask=inside[:, None] & (rn[None, :] < N), other=0.0)
-            if EXACT:
-                acc = tl.dot(a, b.to(tl.float32), acc, input_precision="ieee")
-            else:
-                acc = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), acc)
-            px += BK
-            pw += BK
+        acc = multiply(acc, px, pw, rm < M, rn < N, K, EXACT, BK)
         if BIAS:
             acc += tl.load(bias + rn, mask=rn < N, other=0.0)[None, :]
         po = y + rm[:, None].to(tl.int64) * ldy + rn[None, :]

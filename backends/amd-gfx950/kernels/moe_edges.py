@@ -2,7 +2,7 @@
 
 Into: router logits, latent row and the shared experts' gated product are columns of one wide product; a work-group makes columns
 of one of the four matrices, which stay where they are. Rows of gate and up alternate in a tile, so that both sides of a
-value meet in one lane. K is walked as `gemm.linear` walks it, by the same instruction, so logits have the bits they would have alone.
+value meet in one lane. K is walked as for every product (`gemm.multiply`), so logits have the bits they would have alone.
 
 Out: two products into one accumulator. The norm's weight goes into the factors and its scale, one number per row, onto
 the sums; squares are summed by the work-group that needs them, in an order that no tile changes.
@@ -11,6 +11,7 @@ the sums; squares are summed by the work-group that needs them, in an order that
 import triton
 import triton.language as tl
 
+import gemm
 import step as st
 import tree
 from elementwise import situ
@@ -45,16 +46,7 @@ def into(step, count_word, count_fixed, x, router, down, gate, up, logits, z, h,
         px = x + rm[:, None].to(tl.int64) * ldx + rk[None, :]
         pw = rows[None, :] + rk[:, None]
         acc = tl.zeros((BM, BN), tl.float32)
-        for k in range(0, K, BK):
-            inside = k + rk < K
-            a = tl.load(px, mask=(rm[:, None] < M) & inside[None, :], other=0.0)
-            b = tl.load(pw, mask=inside[:, None] & (rn[None, :] < N), other=0.0)
-            if EXACT:
-                acc = tl.dot(a, b.to(tl.float32), acc, input_precision="ieee")
-            else:
-                acc = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), acc)
-            px += BK
-            pw += BK
+        acc = gemm.multiply(acc, px, pw, rm < M, rn < N, K, EXACT, BK)
         if gated:
             sides = tl.reshape(acc, (BM, BN // 2, 2))
             gates, ups = tl.split(sides)
@@ -99,16 +91,7 @@ def out(step, count_word, count_fixed, r, norm, up, h, down, residual, y, N, L, 
         acc = acc * scale[:, None]
         px = h + rm[:, None].to(tl.int64) * ldh + rk[None, :]
         pw = down + rn[None, :].to(tl.int64) * ldd + rk[:, None]
-        for k in range(0, S, BK):
-            inside = k + rk < S
-            a = tl.load(px, mask=(rm[:, None] < M) & inside[None, :], other=0.0)
-            b = tl.load(pw, mask=inside[:, None] & (rn[None, :] < N), other=0.0)
-            if EXACT:
-                acc = tl.dot(a, b.to(tl.float32), acc, input_precision="ieee")
-            else:
-                acc = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), acc)
-            px += BK
-            pw += BK
+        acc = gemm.multiply(acc, px, pw, rm < M, rn < N, S, EXACT, BK)
         inner = (rm[:, None] < M) & (rn[None, :] < N)
         before = tl.load(residual + rm[:, None].to(tl.int64) * lde + rn[None, :], mask=inner & (add == 1), other=0.0)
         po = y + rm[:, None].to(tl.int64) * ldy + rn[None, :]

@@ -55,6 +55,18 @@ def start_of(step, row, x, w, y, window, stream, C, W, ldx, ldy, ldw, c, inside,
 
 
 @triton.jit
+def pick(stream, q, k, v, wq, wk, wv, yq, yk, yv, ldq, ldk, ldv, ldyq, ldyk, ldyv):
+    """Inputs, weights, outputs and strides of one of the three streams."""
+    if stream == 0:
+        x, w, y, ldx, ldy = q, wq, yq, ldq, ldyq
+    elif stream == 1:
+        x, w, y, ldx, ldy = k, wk, yk, ldk, ldyk
+    else:
+        x, w, y, ldx, ldy = v, wv, yv, ldv, ldyv
+    return x, w, y, ldx, ldy
+
+
+@triton.jit
 def short_conv(step, q, k, v, wq, wk, wv, window, yq, yk, yv, C, W, ldq, ldk, ldv, ldw, ldyq, ldyk, ldyv, FROZEN: tl.constexpr,
                B: tl.constexpr):
     """Grid (tokens, ceil(C / B), 3 streams), one wave each.
@@ -69,12 +81,7 @@ def short_conv(step, q, k, v, wq, wk, wv, window, yq, yk, yv, C, W, ldq, ldk, ld
         first = tl.load(row + 2)
         i = t - first
         stream = tl.program_id(2)
-        if stream == 0:
-            x, w, y, ldx, ldy = q, wq, yq, ldq, ldyq
-        elif stream == 1:
-            x, w, y, ldx, ldy = k, wk, yk, ldk, ldyk
-        else:
-            x, w, y, ldx, ldy = v, wv, yv, ldv, ldyv
+        x, w, y, ldx, ldy = pick(stream, q, k, v, wq, wk, wv, yq, yk, yv, ldq, ldk, ldv, ldyq, ldyk, ldyv)
         c = tl.program_id(1) * B + tl.arange(0, B)
         inside = c < C
         if i >= W - 1:
@@ -97,12 +104,7 @@ def short_conv_long(step, q, k, v, wq, wk, wv, window, yq, yk, yv, C, ldq, ldk, 
     tokens = tl.load(step + st.N_TOKENS)
     if start < tokens:
         stream = tl.program_id(2)
-        if stream == 0:
-            x, w, y, ldx, ldy = q, wq, yq, ldq, ldyq
-        elif stream == 1:
-            x, w, y, ldx, ldy = k, wk, yk, ldk, ldyk
-        else:
-            x, w, y, ldx, ldy = v, wv, yv, ldv, ldyv
+        x, w, y, ldx, ldy = pick(stream, q, k, v, wq, wk, wv, yq, yk, yv, ldq, ldk, ldv, ldyq, ldyk, ldyv)
         c = tl.program_id(1) * B + tl.arange(0, B)
         inside = c < C
         w0 = tl.load(w + c * 4, mask=inside, other=0.0)

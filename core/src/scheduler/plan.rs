@@ -310,6 +310,7 @@ impl Scheduler {
         loop {
             let (body, active) = running.parts_mut();
             let Outlook { computed, len: wanted, .. } = outlook;
+            let n_free = memory.n_available().saturating_sub(self.kept_pages);
             let n_tokens = if outlook.is_decoding {
                 // A guess is never worth another request's pages: one is left for each request behind this one.
                 let n_behind = (queues.running.len() - at - 1) as u32;
@@ -326,8 +327,7 @@ impl Scheduler {
                 if is_left { wanted - computed + body.drafts.len() } else { 0 }
             } else {
                 let cap = self.chunk_cap(budget, outlook.next_prompt_logits.is_some()).min(self.turns.share(at));
-                let n_spare = memory.n_available().saturating_sub(self.kept_pages);
-                let held = (active.lease.n_pages() + n_spare) * memory.page_tokens();
+                let held = (active.lease.n_pages() + n_free) * memory.page_tokens();
                 let end = body.next_mark(computed).unwrap_or(wanted);
                 // A shorter chunk is better than taking another request's pages, if any fits.
                 match self.chunk(computed, end, cap.min(held - computed)) {
@@ -341,8 +341,7 @@ impl Scheduler {
             let end = computed + n_tokens - u32::from(seeded!(PageAtTheBoundaryIsForgotten));
             let n_branch = body.drafts.branch_tokens(wanted - computed);
             let n_pages = memory.pages_of(with_tail(end, wanted, memory) + n_branch);
-            let n_spare = memory.n_available().saturating_sub(self.kept_pages);
-            if n_pages - active.lease.n_pages().min(n_pages) <= n_spare {
+            if n_pages - active.lease.n_pages().min(n_pages) <= n_free {
                 self.grow(active, memory, n_pages);
                 let share = self.share(&outlook, body.prompt_tokens, n_tokens, budget);
                 if !outlook.is_decoding {

@@ -20,7 +20,7 @@ use tokenspeed_backend_api::{
     support::Rounding,
 };
 
-use super::{BoundOp, OpEntry, Operand, float, int};
+use super::{BoundOp, OpEntry, Operand, PANEL, float, int, panels};
 use crate::{
     kernel::{Argument, Extent, Plan},
     settings::{Precision, Settings},
@@ -30,8 +30,6 @@ use crate::{
 const WALKED: usize = 16;
 /// Routes and experts that one work-group sorts, the kernel's `B`.
 const SORTED_AT_ONCE: usize = 1024;
-/// Columns per work-group of the weighted sum.
-const SUM_COLUMNS: usize = 1024;
 /// The shortest sorted tile, and the only one for operands that are not aligned as taller ones want them.
 const SHORTEST: usize = 16;
 /// Bytes of a panel between the last product and the weighted sum: what the memory-side cache holds.
@@ -45,8 +43,6 @@ inventory::submit! { OpEntry { kind: OpKind::Experts, support, plan, pack: None 
 const STEP: usize = 128;
 /// Values of a row that share a scale.
 const GROUP: usize = 32;
-/// Columns per work-group of what makes e4m3 rows.
-const QUANTISED: usize = 1024;
 
 /// Whether the specialised kernels take these extents.
 fn whole_steps(shape: &Shape, dtype: DType, settings: &Settings) -> bool {
@@ -254,12 +250,12 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let rows = if fp8 {
         let (y, scales) = (("y", at(scratch.rounded)), at(scratch.rounded_scales));
         let to = [("x", x.pointer()), y, ("s", scales), ("D", int(shape.width)), ("ldx", x.stride())];
-        let columns = Extent::Fixed(shape.width.div_ceil(QUANTISED) as u32);
+        let columns = panels(shape.width, PANEL);
         plan.launch("fp8_quantise", [x.rows(1), columns, Extent::ONE], &[&[op.step(), word, fixed][..], &to].concat())?;
         vec![("x", at(scratch.rounded)), ("xs", scales), ("hs", at(scratch.hidden_scales)), whole]
     } else if fast {
         let to = [("y", at(scratch.rounded)), ("D", int(shape.width)), ("ldx", x.stride()), ("ldy", int(shape.width))];
-        let columns = Extent::Fixed(shape.width.div_ceil(SUM_COLUMNS) as u32);
+        let columns = panels(shape.width, PANEL);
         let arguments = [&[op.step(), word, fixed, ("x", x.pointer())][..], &to].concat();
         plan.launch("convert_f32_bf16", [x.rows(1), columns, Extent::ONE], &arguments)?;
         vec![("x", at(scratch.rounded)), whole]
@@ -321,7 +317,7 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
             ("ldw", weights.stride()),
             ("ldy", y.stride()),
         ];
-        let columns = Extent::Fixed(width.div_ceil(SUM_COLUMNS) as u32);
+        let columns = panels(width, PANEL);
         plan.launch("experts_combine", [x.rows(1), columns, Extent::ONE], &sum)?;
     }
     Ok(())

@@ -11,7 +11,7 @@ use tokenspeed_backend_api::{
 };
 
 use super::{
-    BoundOp, OpEntry,
+    BoundOp, OpEntry, Operand,
     cache::pages,
     convert::format_name,
     float, gemm, int,
@@ -27,7 +27,7 @@ const PAIRS: usize = 16;
 /// Widest latent row.
 const LATENT_MAX: usize = 512;
 /// Columns per work-group of a projection, and what FULL variants want the inner length to be a multiple of.
-const PANEL: usize = 64;
+pub(super) const PANEL: usize = 64;
 
 inventory::submit! {
     OpEntry { kind: OpKind::MlaWrite, support: |_, _| Support::yes("mla_write"), plan: plan_write, pack: None }
@@ -100,9 +100,8 @@ fn plan_write(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     Ok(plan.launch(&kernel, [x.rows(1), Extent::ONE, Extent::ONE], &arguments)?)
 }
 
-/// What tells the two projections apart.
+/// What tells projections apart.
 pub(super) struct Projection {
-    pub name: &'static str,
     /// Output columns and inner length per head.
     pub n: usize,
     pub k: usize,
@@ -117,33 +116,46 @@ pub(super) struct Projection {
 fn plan_absorb(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let rope = op.op.attrs().i[0] as usize;
     let (k, n) = (op.operands[0].tensor.dims[2] - rope, op.operands[1].tensor.row_len());
-    plan_project(op, plan, &Projection { name: "absorb", n, k, rope, first: 0, extra: 1 })
+    plan_project(op, plan, "absorb", &Projection { n, k, rope, first: 0, extra: 1 })
 }
 
 fn plan_value(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let [x, w, y] = op.operands else { unreachable!("checked") };
     let (n, k) = (y.tensor.dims[2], x.tensor.dims[2]);
     let first = w.tensor.dims[0] / x.tensor.dims[1] - n;
-    plan_project(op, plan, &Projection { name: "value", n, k, rope: 0, first, extra: 0 })
+    plan_project(op, plan, "value", &Projection { n, k, rope: 0, first, extra: 0 })
 }
 
 /// Launches a projection of operands x, w, y.
-pub(super) fn plan_project(op: &BoundOp<'_>, plan: &mut Plan<'_>, p: &Projection) -> Result<(), Fault> {
+pub(super) fn plan_project(op: &BoundOp<'_>, plan: &mut Plan<'_>, name: &str, p: &Projection) -> Result<(), Fault> {
+    let [x, w, y] = op.operands else { unreachable!("checked") };
+    let (format, _) = gemm::stored(&w.tensor);
+    let bm = if op.capacity(x) <= 16 { 16 } else { 64 };
+    let ragged = if p.n.is_multiple_of(PANEL) && p.k.is_multiple_of(PANEL) { "" } else { "_ragged" };
+    let kernel = format!("mla_{name}_{format}_{}_{bm}{ragged}", op.settings.factors());
+    // The gate is not read.
+    launch_project(op, plan, (&kernel, bm), y, p)
+}
+
+/// The same by a kernel that is given, with its rows per work-group, and a gate that lies as y does.
+pub(super) fn launch_project(
+    op: &BoundOp<'_>,
+    plan: &mut Plan<'_>,
+    (kernel, bm): (&str, u32),
+    gate: &Operand,
+    p: &Projection,
+) -> Result<(), Fault> {
     let [x, w, y] = op.operands else { unreachable!("checked") };
     let [word, fixed] = x.count();
     let heads = x.tensor.dims[1];
-    let (format, ldw) = gemm::stored(&w.tensor);
-    let bm = if op.capacity(x) <= 16 { 16 } else { 64 };
-    let ragged = if p.n.is_multiple_of(PANEL) && p.k.is_multiple_of(PANEL) { "" } else { "_ragged" };
-    let kernel = format!("mla_{}_{format}_{}_{bm}{ragged}", p.name, op.settings.factors());
+    let (_, ldw) = gemm::stored(&w.tensor);
     let arguments = [
         op.step(),
         word,
         fixed,
         ("x", x.pointer()),
         ("w", w.pointer()),
-        // Not read.
-        ("gate", y.pointer()),
+        ("gate", gate.pointer()),
         ("y", y.pointer()),
         ("N", int(p.n)),
         ("K", int(p.k)),
@@ -157,7 +169,7 @@ pub(super) fn plan_project(op: &BoundOp<'_>, plan: &mut Plan<'_>, p: &Projection
         ("ldy", y.stride()),
     ];
     let panels = Extent::Fixed((p.n.div_ceil(PANEL) + p.extra) as u32);
-    Ok(plan.launch(&kernel, [x.rows(bm), Extent::Fixed(heads as u32), panels], &arguments)?)
+    Ok(plan.launch(kernel, [x.rows(bm), Extent::Fixed(heads as u32), panels], &arguments)?)
 }
 
 fn plan_attention(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {

@@ -14,7 +14,7 @@ use tokenspeed_backend_api::{
 
 use super::{
     BoundOp, OpEntry, Operand, gemm, int,
-    mla::{Projection, plan_project},
+    mla::{PANEL, Projection, launch_project, plan_project},
     mla_split::{Shape, Split},
 };
 use crate::{
@@ -24,8 +24,6 @@ use crate::{
 
 /// Values of a row, and latent ones.
 const WIDTHS: (usize, usize) = (576, 512);
-/// Columns of values that work-groups take at a time.
-const PANEL: usize = 64;
 /// Columns per work-group of `mla_settle`.
 const SETTLED: usize = 32;
 /// Tokens from which on a head's weights are worth sharing between them: a tile of the projection.
@@ -96,8 +94,8 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let absorbed = scratch(q, row, op.workspace);
     let mixed = scratch(q, rank, op.workspace + sizes.bytes[0]);
 
-    let projection = Projection { name: "absorb", n: rank, k: sizes.nope, rope: sizes.rope, first: 0, extra: 1 };
-    plan_project(&BoundOp { operands: &[*q, *w, absorbed], ..*op }, plan, &projection)?;
+    let projection = Projection { n: rank, k: sizes.nope, rope: sizes.rope, first: 0, extra: 1 };
+    plan_project(&BoundOp { operands: &[*q, *w, absorbed], ..*op }, plan, "absorb", &projection)?;
 
     let operands = [absorbed, *cache, *table, mixed];
     let workspace = op.workspace + sizes.bytes.iter().sum::<u64>();
@@ -107,7 +105,6 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     if format != "bf16" {
         return Err(Fault::internal(format!("weights of mla_mix are {format}, bf16 was asked for")));
     }
-    let per_head = int(sizes.nope + sizes.values);
     if !parts.folded && op.bucket.max_tokens < SHARED {
         let arguments = [
             op.step(),
@@ -122,33 +119,13 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
             ("NS", parts.splits),
             ("split_bits", parts.split_bits),
             ("first", int(sizes.nope)),
-            ("per_head", per_head),
+            ("per_head", int(sizes.nope + sizes.values)),
             ("ldw", int(ldw)),
         ];
         let grid = [q.rows(1), Extent::Fixed(heads as u32), Extent::Fixed((sizes.values / SETTLED) as u32)];
         return Ok(plan.launch("mla_settle", grid, &arguments)?);
     }
     sizes.split.plan_merge(&attention, &parts, plan)?;
-    let [word, fixed] = q.count();
-    let arguments = [
-        op.step(),
-        word,
-        fixed,
-        ("x", mixed.pointer()),
-        ("w", w.pointer()),
-        ("gate", gate.pointer()),
-        ("y", y.pointer()),
-        ("N", int(sizes.values)),
-        ("K", int(rank)),
-        ("rope", int(0)),
-        ("first", int(sizes.nope)),
-        ("per_head", per_head),
-        ("ldw", int(ldw)),
-        ("xh", int(rank)),
-        ("yh", int(sizes.values)),
-        ("ldx", mixed.stride()),
-        ("ldy", y.stride()),
-    ];
-    let panels = Extent::Fixed((sizes.values / PANEL) as u32);
-    Ok(plan.launch("mla_gated_value", [q.rows(64), Extent::Fixed(heads as u32), panels], &arguments)?)
+    let value = Projection { n: sizes.values, k: rank, rope: 0, first: sizes.nope, extra: 0 };
+    launch_project(&BoundOp { operands: &[mixed, *w, *y], ..*op }, plan, ("mla_gated_value", 64), gate, &value)
 }
