@@ -6,7 +6,7 @@ own order, so that a token's bits depend neither on its neighbours nor on how ma
 
 MXFP4 weights are used as they lie in a checkpoint: two values per byte, the first in the low nibble, and one E8M0 byte per 32
 values of a row. Such a value is exact in bf16. With EXACT an f32 factor is multiplied as the sum of three bf16 numbers, which
-hold all its 24 bits.
+hold all its 24 bits. Products of routes lie between `down` and `combine` in the format of factors: bf16, with EXACT f32.
 
 Rows of a tile beyond its routes repeat a route that is there; with SPARE they are zeros instead, and nothing is fetched for
 them. That takes masks along both axes, for which variants that load single elements have too few registers.
@@ -97,7 +97,8 @@ def down(step, count_word, count_fixed, h, ids, slots, w2, s2, tiles, order, o, 
         for at in range(0, N, BK):
             a = tl.load(ph + at, mask=wanted[:, None] & (at + rk < N)[None, :], other=0.0)
             acc = product(a, w2 + slot * pitch, s2 + slot * spitch, first + c, at, end, N, acc, MX, EXACT, BK)
-        tl.store(o + route.to(tl.int64)[:, None] * width + c[None, :], acc, mask=mine[:, None] & (first + c < end)[None, :])
+        tl.store(o + route.to(tl.int64)[:, None] * width + c[None, :], acc.to(o.dtype.element_ty),
+                 mask=mine[:, None] & (first + c < end)[None, :])
 
 
 @triton.jit
@@ -111,5 +112,6 @@ def combine(step, count_word, count_fixed, o, weights, y, k, K, first, width, ld
         for i in range(0, k):
             weight = tl.load(weights + t.to(tl.int64) * ldw + i)
             route = (t * k + i).to(tl.int64)
-            total = tl.fma(weight + tl.zeros((B,), tl.float32), tl.load(o + route * width + c, mask=inside, other=0.0), total)
+            product = tl.load(o + route * width + c, mask=inside, other=0.0).to(tl.float32)
+            total = tl.fma(weight + tl.zeros((B,), tl.float32), product, total)
         tl.store(y + t.to(tl.int64) * ldy + first + c, total, mask=inside)

@@ -16,6 +16,8 @@ use crate::{find, launches::Sum, op::Op, rows::Row, table};
 /// part, which a sample does not see.
 const WHOLE: &str = "sort,clear,count,cut,place,deal,short_conv,short_conv_long";
 const TIMEOUT_NS: u64 = 3_600_000_000_000;
+/// Bytes of the memory-side cache.
+const SIDE_CACHE: u64 = 256 << 20;
 /// Operands start at multiples of this.
 const ALIGN: u64 = 256;
 
@@ -67,14 +69,21 @@ impl Session {
         let mut sums = Vec::new();
         for (device, ops) in self.devices.iter().zip(&row.ops) {
             let before = std::fs::metadata(&self.log).map_err(|e| e.to_string())?.len();
+            if row.behind {
+                self.hollow(true, SIDE_CACHE)?;
+            }
             for op in ops {
                 launch(device, op)?;
             }
+            let left = self.hollow(false, 0)?;
             let log = self.logged(before)?;
             if self.listed {
                 eprint!("{}", Sum::list(&log)?);
             }
-            sums.push(Sum::of(&log)?);
+            let mut sum = Sum::of(&log)?;
+            // What the cache still holds for memory goes there, sooner or later.
+            sum.behind = sum.behind.map(|bytes| bytes + left as f64);
+            sums.push(sum);
         }
         Ok(table::lines(row, floor, &sums))
     }
@@ -86,6 +95,22 @@ impl Session {
         let mut text = String::new();
         file.read_to_string(&mut text).map_err(wrap)?;
         Ok(text)
+    }
+
+    /// Counts with or without products and behind a fresh memory-side cache; bytes that the one before held for memory.
+    fn hollow(&self, hollow: bool, cache_bytes: u64) -> Result<u64, String> {
+        type Hollow = unsafe extern "C" fn(i32, u64, *mut u64) -> i32;
+        // SAFETY: the library is loaded already, so nothing new runs.
+        let library = unsafe { libloading::Library::new(&self.hip.path) }.map_err(|e| e.to_string())?;
+        // SAFETY: the emulator's function has this type.
+        let f = unsafe { library.get::<Hollow>(b"tokenspeedEmulatorHollow") };
+        let f = f.map_err(|_| format!("{} is not the emulator", self.hip.path.display()))?;
+        let mut changed = 0;
+        // SAFETY: takes two numbers and a place for a third.
+        match unsafe { f(hollow.into(), cache_bytes, &mut changed) } {
+            0 => Ok(changed),
+            status => Err(format!("tokenspeedEmulatorHollow: status {status}")),
+        }
     }
 
     fn sample(&self, most: u32) -> Result<(), String> {

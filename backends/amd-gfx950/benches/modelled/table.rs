@@ -24,17 +24,22 @@ pub fn lines(row: &Row, floor: f64, sums: &[Sum]) -> String {
 
 fn line(row: &Row, floor: f64, kernels: &str, s: &Sum, ratio: &str) -> String {
     let about = if s.sampled { "~" } else { "" };
-    let over = s.hbm_bytes / floor;
+    let bytes = s.behind.unwrap_or(s.line_bytes);
+    let over = bytes / floor;
+    let (mark, without) = match s.behind {
+        Some(_) => (" †", format!(", {:.2} without cache", s.line_bytes / floor)),
+        None => ("", String::new()),
+    };
     let gate = if !row.memory_bound || over <= GATE { "" } else { " **over**" };
     let least = if row.macs > 0.0 { format!("{:.2}", s.macs / row.macs) } else { String::new() };
     let conflicts = s.conflicts().map_or_else(String::new, |c| format!("{:.0}%", 100.0 * c));
     let (_, kernel, [registers, waves, groups], bound) = &s.longest;
     let published = if kernels == "portable" { "" } else { row.published };
     format!(
-        "| {} | {kernels} | {} | {about}{:.2} | {about}{over:.2}{gate} | {about}{:.1} | {least} | {:.0}% | {conflicts} | {kernel}: {registers}, {waves}, {groups} | {:.1} | {bound} | {ratio} | {published} |\n",
+        "| {} | {kernels} | {} | {about}{:.2}{mark} | {about}{over:.2}{gate}{without} | {about}{:.1} | {least} | {:.0}% | {conflicts} | {kernel}: {registers}, {waves}, {groups} | {:.1} | {bound} | {ratio} | {published} |\n",
         if kernels == "portable" { "" } else { &row.title },
         s.launches,
-        s.hbm_bytes / 1e6,
+        bytes / 1e6,
         s.fetched_bytes / floor,
         100.0 * s.matrix_micros / s.micros.max(1e-9),
         s.micros,
