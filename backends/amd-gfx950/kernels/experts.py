@@ -102,14 +102,16 @@ def down(step, count_word, count_fixed, h, ids, slots, w2, s2, tiles, order, o, 
 
 
 @triton.jit
-def combine(step, count_word, count_fixed, o, weights, y, k, K, first, width, ldw, ldy, B: tl.constexpr):
-    """y[t, first + c] = sum_i weights[t, i] o[t k + i, c], i in order, c < width; grid (rows, ceil(width / B))."""
+def combine(step, count_word, count_fixed, o, weights, y, k, first, width, ldw, ldy, B: tl.constexpr):
+    """y[t, first + c] = sum_i weights[t, i] o[t k + i, c], i in order, c < width; grid (rows, ceil(width / B)). Columns of a slab
+    are columns of y."""
     t = tl.program_id(0)
     if t < st.rows_of(step, count_word, count_fixed):
         c = tl.program_id(1) * B + tl.arange(0, B)
-        inside = (c < width) & (first + c < K)
+        inside = c < width
         total = tl.zeros((B,), tl.float32)
-        for i in range(0, k):
+        # Loads of several routes at a time, since each comes from afar.
+        for i in tl.range(0, k, loop_unroll_factor=8):
             weight = tl.load(weights + t.to(tl.int64) * ldw + i)
             route = (t * k + i).to(tl.int64)
             product = tl.load(o + route * width + c, mask=inside, other=0.0).to(tl.float32)

@@ -126,7 +126,7 @@ def routers():
 def moes():
     i32 = "*i32"
     yield variant("shipped", "routes_sort", routes.sort, [*COUNT, i32, i32, i32, I32, I32, I32], {"B": 1024}, ["1", "1", "1"],
-                  [], warps=16)
+                  [], warps=4)
     yield variant("shipped", "routes_clear", routes.clear, [i32, I32], {"B": 1024}, ["ceil(E/B)", "1", "1"], [])
     yield variant("shipped", "routes_count", routes.count, [*COUNT, i32, i32, i32, I32, I32], {"B": 1024},
                   ["ceil(routes/B)", "1", "1"], [])
@@ -134,7 +134,7 @@ def moes():
     yield variant("shipped", "routes_place", routes.place, [*COUNT, i32, i32, i32, i32, I32, I32], {"B": 1024},
                   ["ceil(routes/B)", "1", "1"], [])
     for form, o, warps in (("f32", F32, 4), ("bf16", BF16, 2)):
-        yield from promised(f"experts_combine_{form}", experts.combine, [*COUNT, o, F32, F32, *[I32] * 6], {"B": 1024},
+        yield from promised(f"experts_combine_{form}", experts.combine, [*COUNT, o, F32, F32, *[I32] * 5], {"B": 1024},
                             ["rows", "ceil(width/B)", "1"], ["o", "y", "width", "first", "ldy"], warps=warps)
     # One order of K for all tiles: BK and the instruction are the same.
     plain = (("walk_16", False, 16), ("sorted_16", True, 16))

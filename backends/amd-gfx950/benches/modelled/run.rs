@@ -23,7 +23,7 @@ const ALIGN: u64 = 256;
 
 /// The backend on the emulator, twice.
 pub struct Session {
-    devices: [Device; 2],
+    devices: Vec<Device>,
     _backend: Backend,
     hip: &'static Hip,
     log: PathBuf,
@@ -35,7 +35,7 @@ impl Session {
     ///
     /// # Errors
     /// What is missing, and how it is made.
-    pub fn new(listed: bool) -> Result<Self, String> {
+    pub fn new(listed: bool, best: bool) -> Result<Self, String> {
         let log = std::env::temp_dir().join(format!("gfx950-launches-{}", std::process::id()));
         let variables = [
             ("TOKENSPEED_EMULATOR_CHECKS", "0".into()),
@@ -52,7 +52,8 @@ impl Session {
         let hip = tokenspeed_amd_gfx950::hip::load().map_err(|e| e.to_string())?;
         let backend = load("amd-gfx950", &SearchPaths::only([])).map_err(|e| e.to_string())?;
         let open = |kernels| backend.open(0, &[("kernels", kernels)]).map_err(|e| e.to_string());
-        let devices = [open("best")?, open("portable")?];
+        let names: &[&str] = if best { &["best"] } else { &["best", "portable"] };
+        let devices = names.iter().map(|name| open(name)).collect::<Result<_, _>>()?;
         std::fs::write(&log, "").map_err(|e| format!("{}: {e}", log.display()))?;
         Ok(Self { devices, _backend: backend, hip, log, listed })
     }

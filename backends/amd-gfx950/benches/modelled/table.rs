@@ -12,7 +12,7 @@ const GATE: f64 = 1.15;
 
 /// Two lines, or one where both sets of kernels are the same.
 pub fn lines(row: &Row, floor: f64, sums: &[Sum]) -> String {
-    let [best, portable] = sums else { return String::new() };
+    let [best, portable] = sums else { return sums.iter().map(|s| line(row, floor, "best", s, "")).collect() };
     let alike = best == portable;
     let ratio = if alike { "".to_string() } else { format!("{:.2}x", portable.micros / best.micros) };
     let mut out = line(row, floor, if alike { "the same" } else { "best" }, best, &ratio);

@@ -42,6 +42,8 @@ const THROUGH: usize = 64 << 20;
 const KEPT: usize = 224 << 20;
 /// Work-groups along an axis of a grid that is not the first.
 const GRID: usize = 1 << 16;
+/// Rows of an expert from which on waves share them.
+const SHARED: usize = 4;
 /// Scratch areas start at multiples of this.
 const ALIGN: usize = 256;
 
@@ -83,9 +85,15 @@ fn tile(shape: &Shape, tokens: usize, heights: &[usize]) -> Option<usize> {
     if tokens <= WALKED {
         return None;
     }
-    // As tall as an expert has rows in the mean, or half as tall: taller tiles share weights, and waste what they do not fill.
+    // As tall as an expert has rows in the mean, or half as tall: taller tiles share weights, and waste what they do not fill. From a
+    // few rows on, 32 cost less than 16: their waves share rows through LDS.
     let mean = tokens * shape.chosen / shape.experts;
-    let fits = |height: &&usize| **height <= SHORTEST || **height <= 2 * mean && (**height < 128 || mean > 200);
+    let fits = |height: &&usize| match **height {
+        SHORTEST => true,
+        32 => mean >= SHARED,
+        128 => mean > 200,
+        height => height <= 2 * mean,
+    };
     heights.iter().rev().find(fits).copied().or(Some(SHORTEST))
 }
 
@@ -340,7 +348,6 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
             ("weights", weights.pointer()),
             ("y", y.pointer()),
             ("k", int(k)),
-            ("K", int(shape.width)),
             ("first", int(first)),
             ("width", int(width)),
             ("ldw", weights.stride()),

@@ -311,7 +311,6 @@ impl<'a> Run<'a> {
             let sum = [
                 ("weights", pointer(&self.weights)),
                 ("y", pointer(&y)),
-                ("K", int(WIDTH)),
                 ("ldw", int(CHOSEN)),
                 ("ldy", int(WIDTH)),
             ];
