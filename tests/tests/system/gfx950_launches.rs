@@ -17,7 +17,7 @@ use tokenspeed_backend_api::{
 use tokenspeed_core::lower::{Capacity, Lowered, lower};
 use tokenspeed_models::{
     config,
-    kimi::{GraphOptions, Graphs, LayerKind},
+    kimi::{GraphOptions, Graphs, KimiConfig, LayerKind},
 };
 
 /// Where operands are said to lie; nobody looks.
@@ -28,7 +28,7 @@ fn refused(desc: &OpDesc) -> Support {
 }
 
 /// The published forward pass, lowered for programs of so many tokens.
-fn lowered(tokens: u32, settings: &Settings) -> (Lowered, Vec<LayerKind>) {
+fn lowered(tokens: u32, settings: &Settings) -> (Lowered, KimiConfig) {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/kimi/kimi-k3-config.json");
     let config = config::from_kimi(&file, None).expect("a configuration");
     let graph = Graphs::new(&config, GraphOptions { latent: DType::BF16, ..GraphOptions::EXACT }).forward;
@@ -44,24 +44,27 @@ fn lowered(tokens: u32, settings: &Settings) -> (Lowered, Vec<LayerKind>) {
     };
     let mut support =
         |desc: &OpDesc, _: &str| ops::entry(desc.kind).map_or_else(|| refused(desc), |e| (e.support)(desc, settings));
-    (lower(&graph, capacity, 256, &mut support).expect("every op is there"), config.layers)
+    (lower(&graph, capacity, 256, &mut support).expect("every op is there"), config)
 }
 
 /// Launches by layer.
-fn launches(tokens: u32, library: &Library, settings: &Settings) -> (BTreeMap<usize, usize>, Vec<LayerKind>) {
-    let (lowered, kinds) = lowered(tokens, settings);
+fn launches(tokens: u32, library: &Library, settings: &Settings) -> (BTreeMap<usize, usize>, KimiConfig) {
+    let (lowered, config) = lowered(tokens, settings);
     let bucket = Bucket { max_tokens: tokens, max_rows: tokens, max_logit_rows: tokens };
     let mut layers = BTreeMap::new();
     for op in &lowered.ops {
-        let mut record =
-            OpRecord::new(op.desc.kind, op.desc.operands.iter().map(|t| t.to_abi()).collect(), op.desc.attrs, &*op.label);
+        let mut record = OpRecord::new(
+            op.desc.kind,
+            op.desc.operands.iter().map(|t| t.to_abi()).collect(),
+            op.desc.attrs,
+            &*op.label,
+        );
         (record.workspace_offset, record.workspace_bytes) = op.workspace;
         let view = OpView::from_record(&record).unwrap_or_else(|e| panic!("{}: {}", op.label, e.message));
         let operand = |(i, t)| Operand { tensor: Tensor::new(t, i).expect("checked"), address: SOMEWHERE };
         let operands: Vec<Operand> = view.descriptors().iter().enumerate().map(operand).collect();
         let mut plan = Plan::new(library);
-        let bound =
-            BoundOp { op: &view, operands: &operands, step: SOMEWHERE, workspace: SOMEWHERE, bucket, settings };
+        let bound = BoundOp { op: &view, operands: &operands, step: SOMEWHERE, workspace: SOMEWHERE, bucket, settings };
         let entry = ops::entry(op.desc.kind).expect("supported");
         (entry.plan)(&bound, &mut plan).unwrap_or_else(|e| panic!("{}: {}", op.label, e.message));
         let layer = op.label.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next()?.parse().ok());
@@ -69,7 +72,7 @@ fn launches(tokens: u32, library: &Library, settings: &Settings) -> (BTreeMap<us
             *layers.entry(layer).or_default() += plan.launches.len();
         }
     }
-    (layers, kinds)
+    (layers, config)
 }
 
 /// The figures of `backends/amd-gfx950/README.md`, "Launches per K3 layer": with every fused op.
@@ -88,10 +91,12 @@ fn launches_per_layer_of_a_decode_program() {
     let library = Library::new(&device, Manifest::read(&kernels).expect("a manifest"));
     let best = Settings::parse(&[]).expect("defaults");
     for tokens in [1, 16] {
-        let (layers, kinds) = launches(tokens, &library, &best);
-        // The first layer has a dense MLP.
-        for (layer, kind) in kinds.iter().enumerate().skip(1) {
-            let want = if *kind == LayerKind::Kda { 21 } else { 23 };
+        let (layers, config) = launches(tokens, &library, &best);
+        let block = config.attn_res_block.expect("published") as usize;
+        // The first layer has a dense MLP. Where a block of residuals begins, attention has nothing to be added to.
+        for (layer, kind) in config.layers.iter().enumerate().skip(1) {
+            let whole = if *kind == LayerKind::Kda { 21 } else { 23 };
+            let want = whole - usize::from(layer.is_multiple_of(block));
             assert_eq!(layers[&layer], want, "layer {layer}, {kind:?}, {tokens} tokens");
         }
     }

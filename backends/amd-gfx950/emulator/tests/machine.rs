@@ -282,7 +282,11 @@ fn what_a_launch_wrote_the_next_one_finds_in_the_memory_side_cache() {
     assert_eq!(traffic(&store, 0, 3, 1), (0, 0));
     assert_eq!(traffic(&load, 0, 4, 1), (1, 0), "three of four lines are there");
     assert_eq!(traffic(&load, 4, 8, 3), (8, 3), "a stream pushes out what was written");
-    assert_eq!(traffic(&store, 8, 4, 2), (0, 0), "in the order of work-groups, whichever thread runs them: 8 to 11 were last");
+    assert_eq!(
+        traffic(&store, 8, 4, 2),
+        (0, 0),
+        "in the order of work-groups, whichever thread runs them: 8 to 11 were last"
+    );
     assert_eq!(cache.lock().unwrap().changed(), 4);
     // A launch of which not all runs does not know what it does to a cache.
     let kernel = Kernel::bare("nothing", &[ENDPGM], 32).unwrap();

@@ -308,12 +308,8 @@ impl<'a> Run<'a> {
             let kernel = name("down");
             let arguments = [&common[..], &shared, &down, &rows].concat();
             self.launch(&kernel, grid(&kernel, width), &arguments);
-            let sum = [
-                ("weights", pointer(&self.weights)),
-                ("y", pointer(&y)),
-                ("ldw", int(CHOSEN)),
-                ("ldy", int(WIDTH)),
-            ];
+            let sum =
+                [("weights", pointer(&self.weights)), ("y", pointer(&y)), ("ldw", int(CHOSEN)), ("ldy", int(WIDTH))];
             let arguments = self.counted(&[&shared[..], &sum].concat());
             self.launch("experts_combine_bf16", [TOKENS as u32, 1, 1], &arguments);
         }

@@ -155,7 +155,7 @@ bugs! {
         "routes_sort,experts_up_bf16_bf16_sorted_16,experts_down_bf16_bf16_sorted_16,experts_combine", "experts", "uninitialised";
     /// 120: what does not divide by the number of dies is left out, so that some tiles' last columns are nobody's.
     the_rest_behind_whole_rounds_of_dies_is_left_out: "experts_mxfp4.py", "gl.minimum(die, extra) + i // DIES" => "i // DIES",
-        "routes_sort,experts_mxfp4_up_sorted_16,experts_mxfp4_down_sorted_16,experts_combine,convert_f32_bf16", "experts", "uninitialised";
+        "routes_sort,experts_mxfp4_up_sorted_32,experts_mxfp4_down_sorted_32,experts_combine,convert_f32_bf16", "experts", "uninitialised";
     /// 121: ties go to the higher expert.
     ties_go_to_the_higher_expert: "router.py", "tl.min(tl.where(keys == largest, columns, 0x7FFFFFFF), 0)" => "tl.max(tl.where(keys == largest, columns, -1), 0)",
         "router_topk_1024", "router_topk", "must be exact";

@@ -63,8 +63,9 @@ impl Work {
                 let visible = visible(device)?;
                 let mode = runtime.settings.mode(&kernel.name);
                 let cache = runtime.settings.cache();
-                let counters = launch_behind(cache.as_deref(), kernel, &runtime.memory, visible.as_deref(), dispatch, mode)
-                    .map_err(|report| runtime.fail(device, report))?;
+                let counters =
+                    launch_behind(cache.as_deref(), kernel, &runtime.memory, visible.as_deref(), dispatch, mode)
+                        .map_err(|report| runtime.fail(device, report))?;
                 if mode.detail {
                     log::write(kernel, dispatch, mode, &counters);
                 }

@@ -319,7 +319,8 @@ fn worker(shared: &Shared, thread: u64) -> Counters {
         let waiting = (0..group.waves.len()).all(|w| group.done[w] || group.at_barrier[w]);
         if waiting && group.done.iter().all(|d| *d) {
             counters.groups += 1;
-            if let (Some(cache), Some(fresh)) = (shared.cache, counters.detail.as_mut().and_then(|d| d.fresh.as_mut())) {
+            if let (Some(cache), Some(fresh)) = (shared.cache, counters.detail.as_mut().and_then(|d| d.fresh.as_mut()))
+            {
                 locked(cache).group(group.number, std::mem::take(fresh));
             }
             spare.push(active.swap_remove(at));
