@@ -47,6 +47,16 @@ pub enum Extent {
         /// Tokens per work-group.
         each: u32,
     },
+    /// One for every `each` of the positions `from`..`from + most` of contexts that a step expands, one behind the other; see
+    /// `ops/mla_prefill.rs`. None where there are no such positions.
+    Context {
+        /// The first position.
+        from: u64,
+        /// Positions at most.
+        most: u64,
+        /// Positions per work-group.
+        each: u64,
+    },
 }
 
 impl Extent {
@@ -61,8 +71,8 @@ impl Extent {
         }
     }
 
-    /// Work-groups for so many entries: of a step, or of a whole bucket.
-    fn groups(self, counts: &Bucket) -> u32 {
+    /// Work-groups for so many entries, of a step or of a whole bucket, and so many positions of contexts that are expanded.
+    fn groups(self, counts: &Bucket, positions: u64) -> u32 {
         let of = |count| counts.most(count).expect("an extent of a fixed size is Extent::Fixed");
         match self {
             Extent::Fixed(n) => n,
@@ -71,6 +81,7 @@ impl Extent {
                 let things = of(count) * times;
                 things.min(things / each + plus)
             }
+            Extent::Context { from, most, each } => positions.saturating_sub(from).min(most).div_ceil(each) as u32,
             // Each request leaves at most one group unfilled.
             Extent::QueryTiles { each } => (counts.max_tokens / each + counts.max_rows).min(counts.max_tokens),
         }
@@ -88,15 +99,15 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Queues it; a grid without work-groups is skipped. Allocates nothing.
+    /// Queues it, for so many entries and positions of contexts that are expanded; a grid without work-groups is skipped. Allocates nothing.
     ///
     /// # Safety
     /// The addresses among the arguments are live device memory of the right extent for these counts.
     ///
     /// # Errors
     /// HIP's.
-    pub unsafe fn launch(&self, queue: &Queue, counts: &Bucket) -> Result<(), HipError> {
-        let grid = self.grid.map(|e| e.groups(counts));
+    pub unsafe fn launch(&self, queue: &Queue, counts: &Bucket, positions: u64) -> Result<(), HipError> {
+        let grid = self.grid.map(|e| e.groups(counts, positions));
         if grid.contains(&0) {
             return Ok(());
         }

@@ -1,0 +1,201 @@
+"""Latent attention in expanded form: queries of 128 + 64 values against keys and values per head, which `mla_expand` put into scratch.
+
+A work-group owns a tile of up to 256 tokens of a request and a head, 32 tokens a wave, so that softmax stays inside a wave and
+queries, weights and sums stay in registers. It walks the positions that scratch holds 64 at a time. What is behind scratch's
+end comes with the next launch: sums, greatest scores and weights' sums are carried in f32, and since steps of 64 begin at multiples of
+64 of the request's positions, where one launch ends and the next begins changes no bit.
+
+Two groups of four waves, one on each SIMD, work in turns (ping-pong): while one multiplies (weights with values, then queries with
+the next keys), the other one takes the softmax of its scores and asks for keys and values of later steps. Barriers keep them one stage
+apart. Rings of three: keys are asked for two steps ahead of their scores, values one step ahead of their sums, and both
+have the whole of the other group's stage to arrive. Bytes are asked for by both groups, half each; each waits for its half at the
+end of the stage before the barrier behind which the other one may be the first to use them.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.amd import cdna4, hint
+from triton.experimental.gluon.language.amd.cdna4 import async_copy
+
+from mla_expand import TILE, WORDS
+
+# Query values that meet a head's own keys, those that meet all heads' keys, columns of a block.
+N = gl.constexpr(128)
+P = gl.constexpr(64)
+C = gl.constexpr(64)
+# Positions of a step.
+KEYS = gl.constexpr(64)
+# Values of a block.
+BLOCK = gl.constexpr(4096)
+# Steps that LDS holds.
+RING = gl.constexpr(3)
+LOG2_E = gl.constexpr(1.4426950408889634)
+
+
+@gluon.jit
+def fetch(to, source):
+    """Starts the load of a block: 16 bytes a lane, one instruction a wave."""
+    layout: gl.constexpr = gl.BlockedLayout([8], [64], [8], [0])
+    async_copy.global_load_to_shared(to, source + gl.arange(0, BLOCK, layout=layout))
+
+
+@gluon.jit
+def fetch_keys(keys, slot, blocks, ropes, i):
+    """Starts the loads of step i's keys."""
+    fetch(keys.index(slot * 3), blocks + i * (4 * BLOCK))
+    fetch(keys.index(slot * 3 + 1), blocks + i * (4 * BLOCK) + BLOCK)
+    fetch(keys.index(slot * 3 + 2), ropes + i * BLOCK)
+
+
+@gluon.jit
+def fetch_values(values, slot, blocks, i):
+    """Starts the loads of step i's values."""
+    fetch(values.index(slot * 2), blocks + i * (4 * BLOCK) + 2 * BLOCK)
+    fetch(values.index(slot * 2 + 1), blocks + i * (4 * BLOCK) + 3 * BLOCK)
+
+
+@gluon.jit
+def block(ring, index, layout: gl.constexpr):
+    """A block's transpose as a right factor: inner dimension first."""
+    turned: gl.constexpr = gl.SwizzledSharedLayout(8, 2, 8, [1, 0])
+    return ring.index(index).reinterpret(gl.bfloat16, [C, C], turned).permute([1, 0]).load(layout)
+
+
+@gluon.jit
+def query(pq, J: gl.constexpr, scale, layout: gl.constexpr):
+    """Columns J..J + 64 of the tile's queries times scale, as bf16."""
+    column = J + gl.arange(0, C, layout=gl.SliceLayout(0, layout))
+    return (gl.load(pq[:, None] + column[None, :]) * scale).to(gl.bfloat16)
+
+
+@gluon.jit
+def scored(q0, q1, q2, keys, slot, by_row: gl.constexpr, k_in: gl.constexpr):
+    s = gl.zeros([TILE, KEYS], gl.float32, by_row)
+    s = cdna4.mfma(q0, block(keys, slot * 3, k_in), s)
+    s = cdna4.mfma(q1, block(keys, slot * 3 + 1, k_in), s)
+    return cdna4.mfma(q2, block(keys, slot * 3 + 2, k_in), s)
+
+
+@gluon.jit
+def softened(s, top, total, at, position, lowest, by_row: gl.constexpr, p_in: gl.constexpr):
+    """Weights of a step as a left factor, greatest scores, sums of weights, and what earlier sums are worth now."""
+    if at + KEYS > lowest:
+        key = at + gl.arange(0, KEYS, layout=gl.SliceLayout(0, by_row))
+        s = gl.where(key[None, :] <= position[:, None], s, float("-inf"))
+    # Every token sees position 0, so that no greatest score is minus infinity behind the first step.
+    peak = gl.maximum(top, gl.max(s, 1))
+    keep = gl.exp2(top - peak)
+    w = gl.exp2(s - peak[:, None])
+    total = total * keep + gl.sum(w, 1)
+    return gl.convert_layout(w.to(gl.bfloat16), p_in), peak, total, keep
+
+
+@gluon.jit
+def places(tile, H, h, ld, layout: gl.constexpr):
+    """Offsets of the tile's rows in [T, H, 128], columns 0..64 and 64..128, and in [T, H, 2].
+
+    Everything comes from the list again: addresses that were kept through the loop would cost it registers.
+    """
+    t = gl.load(tile) + gl.minimum(gl.arange(0, TILE, layout=gl.SliceLayout(1, layout)), gl.load(tile + 1) - 1)
+    c = gl.arange(0, C, layout=gl.SliceLayout(0, layout))
+    row = (t.to(gl.int64) * ld + h * N)[:, None]
+    return row + c[None, :], row + (C + c)[None, :], (t.to(gl.int64) * H + h) * 2
+
+
+@gluon.jit
+def finish(acc, total, y, gate, to, real, done):
+    """Sums on their way, or, when all keys were seen, their mean with its gate."""
+    if done:
+        opening = 1.0 / (1.0 + gl.exp2(gl.load(gate + to) * -LOG2_E))
+        acc = acc / total[:, None] * opening
+    gl.store(y + to, acc, mask=real[:, None])
+
+
+@gluon.jit
+def attend(listed, tiles, q, blocks, ropes, state, gate, y, start, size, H, ldq, ldy, scale):
+    """y[t, h] = sigmoid(gate[t, h]) softmax(scale q[t, h] . keys) . values over positions 0..p of the tokens in `tiles`.
+
+    This launch adds the positions that scratch holds, `start`..start + `size` of the contexts one behind the other; until a token
+    has seen all of its own, y holds sums and `state` [T, H, 2] greatest scores and sums of weights. `scale` is in bits. Grid
+    (at least as many tiles as there are, H): heads of a tile are neighbours, so that a head's keys are in few L2s, and the longest
+    tiles come first. Rows behind a tile's last token repeat it and are not stored; steps behind the last one that are asked
+    for ahead are the last one again.
+    """
+    by_row: gl.constexpr = cdna4.AMDMFMALayout(4, [32, 32, 16], True, [8, 1])
+    q_in: gl.constexpr = gl.DotOperandLayout(0, by_row, 8)
+    k_in: gl.constexpr = gl.DotOperandLayout(1, by_row, 8)
+    row_of: gl.constexpr = gl.SliceLayout(1, by_row)
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    number = gl.program_id(1) * gl.num_programs(0) + gl.program_id(0)
+    h = number % H
+    number = number // H
+    if number < gl.load(listed + 1):
+        tile = tiles + number * WORDS
+        first = gl.load(tile)
+        n = gl.load(tile + 1)
+        limit = gl.load(tile + 2)
+        base = gl.load(tile + 3)
+        begin = gl.maximum(start - base, 0)
+        end = gl.minimum(limit, start + size - base)
+        if begin < end:
+            steps = (end - begin + KEYS - 1) // KEYS
+            at_block = (base + begin - start) // KEYS
+            blocks += (h.to(gl.int64) * (size // KEYS) + at_block) * (4 * BLOCK)
+            ropes += at_block.to(gl.int64) * BLOCK
+            keys = gl.allocate_shared_memory(gl.bfloat16, [RING * 3, BLOCK], flat)
+            values = gl.allocate_shared_memory(gl.bfloat16, [RING * 2, BLOCK], flat)
+            fetch_keys(keys, 0, blocks, ropes, 0)
+            fetch_values(values, 0, blocks, 0)
+            fetch_keys(keys, 1, blocks, ropes, gl.minimum(1, steps - 1))
+            async_copy.commit_group()
+
+            m_in = gl.minimum(gl.arange(0, TILE, layout=gl.SliceLayout(1, q_in)), n - 1)
+            pq = q + (first.to(gl.int64) * ldq + h * (N + P)) + m_in * ldq
+            # One after the other: values in f32 take twice the registers.
+            q0 = query(pq, 0, scale, q_in)
+            hint.sched_barrier()
+            q1 = query(pq, 64, scale, q_in)
+            hint.sched_barrier()
+            q2 = query(pq, 128, scale, q_in)
+            hint.sched_barrier()
+            position = limit - n + gl.minimum(gl.arange(0, TILE, layout=row_of), n - 1)
+            lowest = limit - n + 1
+            if begin > 0:
+                low, high, pair = places(tile, H, h, ldy, by_row)
+                acc0 = gl.load(y + low)
+                acc1 = gl.load(y + high)
+                top = gl.load(state + pair)
+                total = gl.load(state + pair + 1)
+            else:
+                acc0 = gl.zeros([TILE, C], gl.float32, by_row)
+                acc1 = gl.zeros([TILE, C], gl.float32, by_row)
+                top = gl.full([TILE], float("-inf"), gl.float32, row_of)
+                total = gl.zeros([TILE], gl.float32, row_of)
+            async_copy.wait_group(0)
+            s = scored(q0, q1, q2, keys, 0, by_row, k_in)
+            for i in range(0, steps - 1):
+                with gl.amd.warp_pipeline_stage("soften", priority=1):
+                    fetch_keys(keys, (i + 2) % RING, blocks, ropes, gl.minimum(i + 2, steps - 1))
+                    fetch_values(values, (i + 1) % RING, blocks, i + 1)
+                    async_copy.commit_group()
+                    p, top, total, keep = softened(s, top, total, begin + i * KEYS, position, lowest, by_row, q_in)
+                    acc0 = acc0 * keep[:, None]
+                    acc1 = acc1 * keep[:, None]
+                with gl.amd.warp_pipeline_stage("multiply", priority=0):
+                    slot = i % RING
+                    acc0 = cdna4.mfma(p, block(values, slot * 2, k_in), acc0)
+                    acc1 = cdna4.mfma(p, block(values, slot * 2 + 1, k_in), acc1)
+                    s = scored(q0, q1, q2, keys, (i + 1) % RING, by_row, k_in)
+                async_copy.wait_group(0)
+            p, top, total, keep = softened(s, top, total, begin + (steps - 1) * KEYS, position, lowest, by_row, q_in)
+            slot = (steps - 1) % RING
+            acc0 = cdna4.mfma(p, block(values, slot * 2, k_in), acc0 * keep[:, None])
+            acc1 = cdna4.mfma(p, block(values, slot * 2 + 1, k_in), acc1 * keep[:, None])
+            done = end == limit
+            real = gl.arange(0, TILE, layout=row_of) < gl.load(tile + 1)
+            low, high, pair = places(tile, H, h, ldy, by_row)
+            finish(acc0, total, y, gate, low, real, done)
+            finish(acc1, total, y, gate, high, real, done)
+            if end < limit:
+                gl.store(state + pair, top, mask=real)
+                gl.store(state + pair + 1, total, mask=real)

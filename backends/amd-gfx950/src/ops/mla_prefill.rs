@@ -1,0 +1,201 @@
+//! `mla_mix` in expanded form, `mla_prefill=expanded`: keys and values per head for requests with many tokens in a step.
+//!
+//! Per query, key and head 320 products instead of 1,088, and 131,072 per key and head for making keys and values, so it pays from 171
+//! tokens of a request on. Requests of [`LEAST`] tokens and more take it, all others the absorbed form, in the same step.
+//! Contexts are expanded [`POSITIONS`] at a time into bounded scratch; sums are carried from one round of launches to the next, which
+//! changes no bit. Rounds that a step does not need are not launched: an eager program knows its step's contexts.
+//!
+//! Both forms round keys, values and sums at other places, so **their bits differ**, and which one a token takes depends on how its
+//! prompt was cut. The op claims no more than repeatability (`RunToRun`) then, and the option is off by default. A token's bits
+//! still depend on its own request's tokens and context alone, unless contexts beyond [`MOST`] positions meet in a step.
+//! Rejected: expanding every request, since a decoding one would expand its whole context for one token; deciding by the size
+//! of a step, by which neighbours would decide.
+
+use tokenspeed_backend_api::sdk::{Fault, StepView};
+
+use super::{BoundOp, cache::pages, convert::format_name, float, gemm, int};
+use crate::{
+    kernel::{Argument, Extent, Plan},
+    settings::GRAPH_TOKENS,
+};
+
+/// Tokens from which on a request is expanded: more than a captured program holds.
+const LEAST: u32 = GRAPH_TOKENS + 1;
+/// Most positions of a step's contexts that are expanded: requests behind take the absorbed form.
+const MOST: u64 = 1 << 20;
+/// Most positions that scratch holds: 103 MB for twelve heads.
+const POSITIONS: u64 = 1 << 14;
+/// A context begins at a multiple of this, `ALIGN` of the kernels.
+const ALIGN: u64 = 128;
+/// Tokens of a tile.
+const TILE: u32 = 256;
+/// Positions of a block of scratch, and bytes per block of 64 x 64 bf16 values.
+const BLOCK: u64 = 64;
+const BLOCK_BYTES: u64 = 2 * BLOCK * BLOCK;
+/// Bytes per entry of the lists, and of the head.
+const ITEM_BYTES: u64 = 32;
+const HEAD_BYTES: u64 = 64;
+
+/// Whether a head's widths are those of the kernels: query values that meet its own keys, and values.
+pub(super) fn fits(nope: usize, values: usize) -> bool {
+    (nope, values) == (128, 128)
+}
+
+/// Positions of the contexts that a step expands, one behind the other, as `survey` in `kernels/mla_expand.py` lays them out.
+pub fn positions(step: &StepView<'_>) -> u64 {
+    let long = step.rows.iter().filter(|r| r.query_len >= LEAST);
+    let mut sum = 0;
+    for r in long {
+        let end = sum + (u64::from(r.computed) + u64::from(r.query_len)).next_multiple_of(ALIGN);
+        if end > MOST {
+            break;
+        }
+        sum = end;
+    }
+    sum
+}
+
+/// How such an op runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Expanded {
+    heads: usize,
+    /// Positions that scratch holds.
+    size: u64,
+    /// Rounds of launches that the longest step needs.
+    rounds: u64,
+    /// Bytes of flags, of the lists of requests and of tiles, of scores and weights, of blocks per head and of all heads' blocks.
+    bytes: [u64; 6],
+}
+
+impl Expanded {
+    /// For programs of at most `tokens` tokens and requests of at most `context` positions; `None` if no request can be long.
+    pub(super) fn new(tokens: usize, heads: usize, context: usize) -> Option<Self> {
+        let tokens = tokens as u64;
+        let long = tokens / u64::from(LEAST);
+        if long == 0 {
+            return None;
+        }
+        let most = (long * (context as u64).next_multiple_of(ALIGN)).min(MOST);
+        let size = most.min(POSITIONS);
+        let blocks = size / BLOCK * BLOCK_BYTES;
+        let bytes = [
+            tokens * 4,
+            HEAD_BYTES + long * ITEM_BYTES,
+            (tokens / u64::from(TILE) + long) * ITEM_BYTES,
+            tokens * heads as u64 * 8,
+            heads as u64 * 4 * blocks,
+            blocks,
+        ];
+        let bytes = bytes.map(|b| b.next_multiple_of(256));
+        Some(Self { heads, size, rounds: most.div_ceil(size), bytes })
+    }
+
+    /// Scratch.
+    pub(super) fn workspace_bytes(&self) -> u64 {
+        self.bytes.iter().sum()
+    }
+
+    fn at(&self, base: u64, part: usize) -> Argument {
+        Argument::Pointer(base + self.bytes[..part].iter().sum::<u64>())
+    }
+
+    /// Adds the launch that decides which requests are expanded; their flags, by which the absorbed form leaves them out.
+    pub(super) fn survey(&self, op: &BoundOp<'_>, base: u64, plan: &mut Plan<'_>) -> Result<Argument, Fault> {
+        if u64::from(op.bucket.max_rows) * 4 > self.bytes[0] {
+            return Err(Fault::invalid(format!("{} requests of fewer tokens", op.bucket.max_rows)));
+        }
+        let arguments = [
+            op.step(),
+            ("flags", self.at(base, 0)),
+            ("listed", self.at(base, 1)),
+            ("tiles", self.at(base, 2)),
+            ("least", int(LEAST as usize)),
+            ("most", int(MOST as usize)),
+        ];
+        plan.launch("mla_survey", [Extent::Fixed(op.bucket.max_rows), Extent::ONE, Extent::ONE], &arguments)?;
+        Ok(self.at(base, 0))
+    }
+
+    /// Adds the launches for the requests that are expanded. Operands are those of `mla_mix`.
+    pub(super) fn plan(&self, op: &BoundOp<'_>, base: u64, plan: &mut Plan<'_>) -> Result<(), Fault> {
+        let [q, w, cache, table, gate, y] = op.operands else { unreachable!("checked") };
+        let format = format_name(cache.tensor.dtype).expect("a cache format");
+        let expand = format!("mla_expand_{format}");
+        let heads = Extent::Fixed(self.heads as u32);
+        let (_, ldw) = gemm::stored(&w.tensor);
+        let [cache, table, width, block_tokens, ldc] = pages(cache, table);
+        for round in 0..self.rounds {
+            let from = round * self.size;
+            let groups = |each| Extent::Context { from, most: self.size, each };
+            let (start, size) = (("start", int(from as usize)), ("size", int(self.size as usize)));
+            let (blocks, ropes) = (("blocks", self.at(base, 4)), ("ropes", self.at(base, 5)));
+            let listed = ("listed", self.at(base, 1));
+            let arguments = [
+                listed,
+                cache,
+                table,
+                width,
+                block_tokens,
+                ldc,
+                ("w", w.pointer()),
+                blocks,
+                ropes,
+                start,
+                size,
+                ("per_head", int(w.tensor.dims[0] / self.heads)),
+                ("ldw", int(ldw)),
+            ];
+            plan.launch(&expand, [groups(ALIGN), heads, Extent::Fixed(2)], &arguments)?;
+            let arguments = [
+                listed,
+                ("tiles", self.at(base, 2)),
+                ("q", q.pointer()),
+                blocks,
+                ropes,
+                ("state", self.at(base, 3)),
+                ("gate", gate.pointer()),
+                ("y", y.pointer()),
+                start,
+                size,
+                ("H", int(self.heads)),
+                ("ldq", q.stride()),
+                ("ldy", y.stride()),
+                ("scale", float(op.op.attrs().f[0] * std::f64::consts::LOG2_E)),
+            ];
+            plan.launch("mla_prefill", [Extent::QueryTiles { each: TILE }, heads, groups(self.size)], &arguments)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokenspeed_backend_api::step::StepData;
+
+    use super::*;
+
+    #[test]
+    fn scratch_is_bounded_whatever_the_context() {
+        assert_eq!(Expanded::new(256, 12, 1 << 17), None);
+        let at = |context| Expanded::new(8192, 12, context).unwrap();
+        assert_eq!((at(1 << 17).size, at(1 << 17).rounds), (POSITIONS, MOST / POSITIONS));
+        assert_eq!(at(1 << 17).workspace_bytes(), at(1 << 22).workspace_bytes());
+        // One request of a small context: no more than its positions.
+        let small = Expanded::new(300, 2, 400).unwrap();
+        assert_eq!((small.size, small.rounds), (512, 1));
+    }
+
+    #[test]
+    fn long_requests_count_until_one_does_not_fit() {
+        let sum = |spans: &[(u32, usize)]| {
+            let ids: Vec<Vec<i32>> = spans.iter().map(|s| vec![0; s.1]).collect();
+            let spans: Vec<(u32, u32, &[i32])> =
+                spans.iter().zip(&ids).enumerate().map(|(i, (s, ids))| (i as u32, s.0, &ids[..])).collect();
+            let block = StepData::from_spans(&spans).to_bytes();
+            positions(&StepView::new(&block).unwrap())
+        };
+        assert_eq!(sum(&[(1000, 256), (7, 1)]), 0);
+        assert_eq!(sum(&[(0, 257), (5, 3), (100, 400)]), 384 + 512);
+        assert_eq!(sum(&[(0, 300), (1 << 20, 300), (0, 300)]), 384);
+    }
+}
