@@ -57,11 +57,11 @@ pub(super) struct Split {
 impl Split {
     /// `None` if these kernels do not fit the shape.
     pub(super) fn new(shape: &Shape, settings: &Settings) -> Option<Self> {
-        // A step of keys lies in one page. A split of 590 KB lets one request of 50K to 100K positions have 98 to 196 work-groups in
-        // bf16, half as many in e4m3, and makes the parts of one token's 12 rows, written and read, a twenty-fourth of it. Shorter
-        // ones gain nothing: putting parts together takes them one after the other.
+        // A step of keys lies in one page. A split of 590 KB in e4m3 and of twice that in bf16 lets one request of 50K to 100K positions
+        // have 49 to 98 work-groups, and makes parts, written and read, a twelfth of one window of four tokens in bf16 and a sixth in
+        // e4m3. Shorter ones gain nothing: putting parts together takes them one after the other.
         let (cache, keys, least) = match shape.cache {
-            DType::BF16 => ("bf16", 32, 9),
+            DType::BF16 => ("bf16", 32, 10),
             DType::F8E4M3 => ("fp8", 64, 10),
             _ => return None,
         };
