@@ -24,6 +24,38 @@ P = gl.constexpr(64)
 W = gl.constexpr(576)
 
 
+@gluon.constexpr_function
+def powers(low, high, column):
+    """Bases of a layout: rows or columns low, 2 low, ... below high."""
+    steps = [low << i for i in range((high // low).bit_length() - 1)]
+    return [[0, step] if column else [step, 0] for step in steps]
+
+
+@gluon.constexpr_function
+def in_memory(V, keys, latent):
+    """Where a tile's values lie in LDS: the 16 rows that are read together are in as many banks as they have bytes.
+
+    A wave's load fills 1 KiB without gaps; the padding behind it moves the next one to other banks. Rows that share a KiB are
+    far from each other, so that they are not read together, or begin in different banks.
+    """
+    row = 512 if latent else 64
+    if latent:
+        # One row of bf16 to a KiB, two of e4m3.
+        order = powers(1, keys, False) if V == 8 else powers(16, 32, False) + powers(1, 16, False) + powers(32, keys, False)
+    else:
+        # Eight rows to a KiB, or sixteen: every fourth one.
+        order = powers(4, keys, False) + powers(1, 4, False)
+    return gl.PaddedSharedLayout([[64 * V, 16]], powers(1, row, True) + order, [], [keys, row])
+
+
+@gluon.constexpr_function
+def in_lanes(V, keys, latent):
+    """Which lane loads what, so that a wave's load is contiguous in LDS: four waves."""
+    bases = in_memory(V, keys, latent).offset_bases
+    n = V.bit_length() - 1
+    return gl.DistributedLinearLayout(bases[:n] + bases[n + 8:], bases[n:n + 6], bases[n + 6:n + 8], [], [keys, 512 if latent else 64])
+
+
 @gluon.jit
 def locate(pages, at, end, computed, branch, page_bits, KEYS: gl.constexpr):
     """Pages of the rows of positions at..at + KEYS: (the first row's index of a page, that of the first row behind `computed`,
@@ -45,14 +77,14 @@ def locate(pages, at, end, computed, branch, page_bits, KEYS: gl.constexpr):
 def fetch(latent, rope, cache, at, end, computed, branch, first, second, a, b, c, page_bits, ldc, V: gl.constexpr,
           KEYS: gl.constexpr):
     """Starts the loads of the rows of positions at..at + KEYS, located, into two LDS tiles."""
-    wide: gl.constexpr = gl.BlockedLayout([1, V], [64 * V // R, R // V], [gl.num_warps(), 1], [1, 0])
-    narrow: gl.constexpr = gl.BlockedLayout([1, V], [64 * V // P, P // V], [gl.num_warps(), 1], [1, 0])
+    PART: gl.constexpr = 8 if V == 8 else 32
+    wide: gl.constexpr = in_lanes(V, PART, True)
+    narrow: gl.constexpr = in_lanes(V, KEYS, False)
     mask = (1 << page_bits) - 1
     a = a.to(gl.int64) * ldc
     b = b.to(gl.int64) * ldc
     c = c.to(gl.int64) * ldc
     # A few rows at a time, so that their addresses fit into scalar registers.
-    PART: gl.constexpr = 2 * gl.num_warps() * 64 * V // R
     for part in gl.static_range(KEYS // PART):
         p = gl.minimum(at + part * PART + gl.arange(0, PART, layout=gl.SliceLayout(1, wide)), end - 1)
         r = gl.where(p < computed, p, p + branch)
@@ -133,17 +165,17 @@ def decode(plan, q, cache, table, y, partial, sums, H, width, page_bits, split_b
     by_column: gl.constexpr = cdna4.AMDMFMALayout(4, [16, 16, 32], True, [1, NW])
     q_in: gl.constexpr = gl.DotOperandLayout(0, by_row, 8)
     k_in: gl.constexpr = gl.DotOperandLayout(1, by_row, 8)
-    p_in: gl.constexpr = gl.DotOperandLayout(0, by_column, 8)
-    v_in: gl.constexpr = gl.DotOperandLayout(1, by_column, 8)
+    # bf16 is transposed four keys at a time: 4 to a lane lets reads be of eight consecutive rows, not of two fours.
+    KW: gl.constexpr = 4 if V == 8 else 8
+    p_in: gl.constexpr = gl.DotOperandLayout(0, by_column, KW)
+    v_in: gl.constexpr = gl.DotOperandLayout(1, by_column, KW)
     row_of: gl.constexpr = gl.SliceLayout(1, by_row)
     sum_of: gl.constexpr = gl.SliceLayout(1, by_column)
-    # A wave's load fills 1 KiB of LDS without gaps; the padding behind it moves the next row to other banks.
-    pad: gl.constexpr = [[64 * V, 2 * V]]
-    wide: gl.constexpr = gl.PaddedSharedLayout.with_identity_for(pad, [KEYS, R], [1, 0])
-    narrow: gl.constexpr = gl.PaddedSharedLayout.with_identity_for(pad, [KEYS, P], [1, 0])
+    wide: gl.constexpr = in_memory(V, KEYS, True)
+    narrow: gl.constexpr = in_memory(V, KEYS, False)
     latents = gl.allocate_shared_memory(cache.dtype.element_ty, [STAGES, KEYS, R], wide)
     ropes = gl.allocate_shared_memory(cache.dtype.element_ty, [STAGES, KEYS, P], narrow)
-    weights = gl.allocate_shared_memory(gl.bfloat16, [ROWS, KEYS], gl.SwizzledSharedLayout(8, 1, 4, [1, 0]))
+    weights = gl.allocate_shared_memory(gl.bfloat16, [ROWS, KEYS], gl.SwizzledSharedLayout(8, 128 // KEYS, KEYS // 8, [1, 0]))
     factors = gl.allocate_shared_memory(gl.float32, [ROWS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
     for number in range(gl.program_id(0), gl.load(plan), gl.num_programs(0)):
