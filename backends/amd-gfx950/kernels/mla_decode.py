@@ -75,30 +75,44 @@ def locate(pages, at, end, computed, branch, page_bits, KEYS: gl.constexpr):
 
 @gluon.jit
 def fetch(latent, rope, cache, at, end, computed, branch, first, second, a, b, c, page_bits, ldc, V: gl.constexpr,
-          KEYS: gl.constexpr):
-    """Starts the loads of the rows of positions at..at + KEYS, located, into two LDS tiles."""
+          KEYS: gl.constexpr, TIGHT: gl.constexpr):
+    """Starts the loads of the rows of positions at..at + KEYS, located, into two LDS tiles. TIGHT: few registers are left."""
     PART: gl.constexpr = 8 if V == 8 else 32
     wide: gl.constexpr = in_lanes(V, PART, True)
     narrow: gl.constexpr = in_lanes(V, KEYS, False)
     mask = (1 << page_bits) - 1
-    a = a.to(gl.int64) * ldc
-    b = b.to(gl.int64) * ldc
-    c = c.to(gl.int64) * ldc
-    # A few rows at a time, so that their addresses fit into scalar registers.
-    for part in gl.static_range(KEYS // PART):
-        p = gl.minimum(at + part * PART + gl.arange(0, PART, layout=gl.SliceLayout(1, wide)), end - 1)
+    column = gl.arange(0, R, layout=gl.SliceLayout(0, wide))[None, :]
+    behind = (R + gl.arange(0, P, layout=gl.SliceLayout(0, narrow)))[None, :]
+    if TIGHT:
+        straight = False
+    else:
+        straight = (at + KEYS <= end) & ((branch == 0) | (at + KEYS <= computed))
+    if straight:
+        # All rows are wanted and follow each other in a page: addresses are one scalar and what stays the same.
+        source = cache + (a.to(gl.int64) * ldc + (at & mask) * W)
+        for part in gl.static_range(KEYS // PART):
+            row = part * PART + gl.arange(0, PART, layout=gl.SliceLayout(1, wide))
+            async_copy.global_load_to_shared(latent.slice(part * PART, PART), source + ((row * W)[:, None] + column))
+        row = gl.arange(0, KEYS, layout=gl.SliceLayout(1, narrow))
+        async_copy.global_load_to_shared(rope, source + ((row * W)[:, None] + behind))
+    else:
+        from_a = a.to(gl.int64) * ldc
+        from_b = b.to(gl.int64) * ldc
+        from_c = c.to(gl.int64) * ldc
+        # A few rows at a time, so that their addresses fit into scalar registers.
+        for part in gl.static_range(KEYS // PART):
+            p = gl.minimum(at + part * PART + gl.arange(0, PART, layout=gl.SliceLayout(1, wide)), end - 1)
+            r = gl.where(p < computed, p, p + branch)
+            page = r >> page_bits
+            base = gl.where(page == first, from_a, gl.where(page == second, from_b, from_c)) + (r & mask) * W
+            pointer = cache + gl.multiple_of(base, 16)[:, None] + column
+            async_copy.global_load_to_shared(latent.slice(part * PART, PART), pointer)
+            hint.sched_barrier()
+        p = gl.minimum(at + gl.arange(0, KEYS, layout=gl.SliceLayout(1, narrow)), end - 1)
         r = gl.where(p < computed, p, p + branch)
         page = r >> page_bits
-        base = gl.where(page == first, a, gl.where(page == second, b, c)) + (r & mask) * W
-        pointer = cache + gl.multiple_of(base, 16)[:, None] + gl.arange(0, R, layout=gl.SliceLayout(0, wide))[None, :]
-        async_copy.global_load_to_shared(latent.slice(part * PART, PART), pointer)
-        hint.sched_barrier()
-    p = gl.minimum(at + gl.arange(0, KEYS, layout=gl.SliceLayout(1, narrow)), end - 1)
-    r = gl.where(p < computed, p, p + branch)
-    page = r >> page_bits
-    base = gl.where(page == first, a, gl.where(page == second, b, c)) + (r & mask) * W
-    pointer = cache + gl.multiple_of(base, 16)[:, None] + (R + gl.arange(0, P, layout=gl.SliceLayout(0, narrow)))[None, :]
-    async_copy.global_load_to_shared(rope, pointer)
+        base = gl.where(page == first, from_a, gl.where(page == second, from_b, from_c)) + (r & mask) * W
+        async_copy.global_load_to_shared(rope, cache + gl.multiple_of(base, 16)[:, None] + behind)
     async_copy.commit_group()
 
 
@@ -211,7 +225,7 @@ def decode(plan, q, cache, table, y, partial, sums, H, width, page_bits, split_b
                 for j in gl.static_range(STAGES - 1):
                     f, g, a, b, c = locate(pages, begin + j * KEYS, end, computed, branch, page_bits, KEYS)
                     fetch(latents.index(j), ropes.index(j), cache, begin + j * KEYS, end, computed, branch, f, g, a, b, c,
-                          page_bits, ldc, V, KEYS)
+                          page_bits, ldc, V, KEYS, TIGHT)
                 f, g, a, b, c = locate(pages, begin + (STAGES - 1) * KEYS, end, computed, branch, page_bits, KEYS)
                 top = gl.full([ROWS], float("-inf"), gl.float32, row_of)
                 total = gl.zeros([ROWS], gl.float32, row_of)
@@ -232,7 +246,7 @@ def decode(plan, q, cache, table, y, partial, sums, H, width, page_bits, split_b
                         next_f, next_g, next_a, next_b, next_c = locate(pages, at + STAGES * KEYS, end, computed, branch,
                                                                         page_bits, KEYS)
                     fetch(latents.index(ahead), ropes.index(ahead), cache, at + (STAGES - 1) * KEYS, end, computed, branch, f, g,
-                          a, b, c, page_bits, ldc, V, KEYS)
+                          a, b, c, page_bits, ldc, V, KEYS, TIGHT)
                     if not TIGHT:
                         f, g, a, b, c = next_f, next_g, next_a, next_b, next_c
                     s = gl.zeros([ROWS, KEYS], gl.float32, by_row)
@@ -246,9 +260,10 @@ def decode(plan, q, cache, table, y, partial, sums, H, width, page_bits, split_b
                         s = cdna4.mfma(queries[R // C + j], k, s)
                         if TIGHT:
                             hint.sched_barrier()
-                    key = at + gl.arange(0, KEYS, layout=gl.SliceLayout(0, by_row))
-                    wanted = key[None, :] <= gl.minimum(position, end - 1)[:, None]
-                    s = gl.where(wanted, s * scale, float("-inf"))
+                    s = s * scale
+                    if at + KEYS > gl.minimum(limit - n + 1, end):
+                        key = at + gl.arange(0, KEYS, layout=gl.SliceLayout(0, by_row))
+                        s = gl.where(key[None, :] <= gl.minimum(position, end - 1)[:, None], s, float("-inf"))
                     peak = gl.maximum(top, gl.max(s, 1))
                     # A row may see nothing of a split: minus infinity less itself is no number.
                     shift = gl.where(peak == float("-inf"), 0.0, peak)

@@ -15,7 +15,7 @@ use crate::{
     device::Gfx950Device,
     hip::{Executable, Queue},
     kernel::{Plan, Prepared},
-    ops::{self, BoundOp, Operand},
+    ops::{self, BoundOp, Expansion, Operand},
     settings::{GRAPH_TOKENS, Graphs},
 };
 
@@ -67,14 +67,14 @@ impl Program {
     fn capture(&self, device: &Gfx950Device) -> Result<Executable, Fault> {
         let queue = Queue::new(&device.device)?;
         // The fault is kept apart: HIP's own complaint about a broken capture says less.
-        let graph = queue.capture::<Fault>(|| self.queue_launches(&queue, &self.bucket, 0))?;
+        let graph = queue.capture::<Fault>(|| self.queue_launches(&queue, &self.bucket, Expansion::NONE))?;
         Ok(graph.instantiate()?)
     }
 
-    fn queue_launches(&self, queue: &Queue, counts: &Bucket, positions: u64) -> Result<(), Fault> {
+    fn queue_launches(&self, queue: &Queue, counts: &Bucket, expansion: Expansion) -> Result<(), Fault> {
         for launch in &self.launches {
             // SAFETY: arguments were made from bound ranges of live arenas, with capacities that hold the counts.
-            unsafe { launch.launch(queue, counts, positions) }.map_err(|e| Fault::from(e).at(launch.op))?;
+            unsafe { launch.launch(queue, counts, expansion) }.map_err(|e| Fault::from(e).at(launch.op))?;
         }
         Ok(())
     }
@@ -106,8 +106,8 @@ impl Program {
         match &self.graph {
             Some(graph) => Ok(queue.replay(graph)?),
             None => {
-                let positions = ops::expanded_positions(&step);
-                self.queue_launches(queue, &Bucket::of_step(&step), positions).map_err(|fault| self.name(fault))
+                let expansion = Expansion::of(&step);
+                self.queue_launches(queue, &Bucket::of_step(&step), expansion).map_err(|fault| self.name(fault))
             }
         }
     }

@@ -11,7 +11,10 @@ use super::{
     launch::{Argument, Kernel, LaunchError},
     library::Library,
 };
-use crate::hip::{HipError, Queue};
+use crate::{
+    hip::{HipError, Queue},
+    ops::Expansion,
+};
 
 /// More arguments than any kernel has.
 const ARGUMENTS_MAX: usize = 48;
@@ -57,6 +60,8 @@ pub enum Extent {
         /// Positions per work-group.
         each: u64,
     },
+    /// As many, or none in a step that expands the contexts of all its requests.
+    Rest(u32),
 }
 
 impl Extent {
@@ -71,8 +76,8 @@ impl Extent {
         }
     }
 
-    /// Work-groups for so many entries, of a step or of a whole bucket, and so many positions of contexts that are expanded.
-    fn groups(self, counts: &Bucket, positions: u64) -> u32 {
+    /// Work-groups for so many entries, of a step or of a whole bucket, and what the step expands.
+    fn groups(self, counts: &Bucket, expansion: Expansion) -> u32 {
         let of = |count| counts.most(count).expect("an extent of a fixed size is Extent::Fixed");
         match self {
             Extent::Fixed(n) => n,
@@ -81,7 +86,10 @@ impl Extent {
                 let things = of(count) * times;
                 things.min(things / each + plus)
             }
-            Extent::Context { from, most, each } => positions.saturating_sub(from).min(most).div_ceil(each) as u32,
+            Extent::Context { from, most, each } => {
+                expansion.positions.saturating_sub(from).min(most).div_ceil(each) as u32
+            }
+            Extent::Rest(n) => n * u32::from(expansion.rest),
             // Each request leaves at most one group unfilled.
             Extent::QueryTiles { each } => (counts.max_tokens / each + counts.max_rows).min(counts.max_tokens),
         }
@@ -99,15 +107,15 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Queues it, for so many entries and positions of contexts that are expanded; a grid without work-groups is skipped. Allocates nothing.
+    /// Queues it, for so many entries and what the step expands; a grid without work-groups is skipped. Allocates nothing.
     ///
     /// # Safety
     /// The addresses among the arguments are live device memory of the right extent for these counts.
     ///
     /// # Errors
     /// HIP's.
-    pub unsafe fn launch(&self, queue: &Queue, counts: &Bucket, positions: u64) -> Result<(), HipError> {
-        let grid = self.grid.map(|e| e.groups(counts, positions));
+    pub unsafe fn launch(&self, queue: &Queue, counts: &Bucket, expansion: Expansion) -> Result<(), HipError> {
+        let grid = self.grid.map(|e| e.groups(counts, expansion));
         if grid.contains(&0) {
             return Ok(());
         }

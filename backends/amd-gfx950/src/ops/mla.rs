@@ -171,7 +171,8 @@ pub(super) fn launch_project(
         ("ldy", y.stride()),
     ];
     arguments.extend(flags.map(|flags| ("flags", flags)));
-    let panels = Extent::Fixed((p.n.div_ceil(PANEL) + p.extra) as u32);
+    let panels = (p.n.div_ceil(PANEL) + p.extra) as u32;
+    let panels = if flags.is_some() { Extent::Rest(panels) } else { Extent::Fixed(panels) };
     Ok(plan.launch(kernel, [x.rows(bm), Extent::Fixed(heads as u32), panels], &arguments)?)
 }
 

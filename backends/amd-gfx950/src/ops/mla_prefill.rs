@@ -41,18 +41,35 @@ pub(super) fn fits(nope: usize, values: usize) -> bool {
     (nope, values) == (128, 128)
 }
 
-/// Positions of the contexts that a step expands, one behind the other, as `survey` in `kernels/mla_expand.py` lays them out.
-pub fn positions(step: &StepView<'_>) -> u64 {
-    let long = step.rows.iter().filter(|r| r.query_len >= LEAST);
-    let mut sum = 0;
-    for r in long {
-        let end = sum + (u64::from(r.computed) + u64::from(r.query_len)).next_multiple_of(ALIGN);
-        if end > MOST {
-            break;
+/// What a step expands, as `survey` in `kernels/mla_expand.py` decides it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Expansion {
+    /// Positions of contexts, one behind the other.
+    pub positions: u64,
+    /// Some request is not expanded.
+    pub rest: bool,
+}
+
+impl Expansion {
+    /// That of a program which holds no long request.
+    pub const NONE: Self = Self { positions: 0, rest: true };
+
+    /// Of a step.
+    pub fn of(step: &StepView<'_>) -> Self {
+        let mut out = Self { positions: 0, rest: false };
+        let mut end = 0;
+        for r in step.rows {
+            if r.query_len >= LEAST {
+                end += (u64::from(r.computed) + u64::from(r.query_len)).next_multiple_of(ALIGN);
+            }
+            if r.query_len >= LEAST && end <= MOST {
+                out.positions = end;
+            } else {
+                out.rest = true;
+            }
         }
-        sum = end;
+        out
     }
-    sum
 }
 
 /// How such an op runs.
@@ -187,15 +204,17 @@ mod tests {
 
     #[test]
     fn long_requests_count_until_one_does_not_fit() {
-        let sum = |spans: &[(u32, usize)]| {
+        let of = |spans: &[(u32, usize)]| {
             let ids: Vec<Vec<i32>> = spans.iter().map(|s| vec![0; s.1]).collect();
             let spans: Vec<(u32, u32, &[i32])> =
                 spans.iter().zip(&ids).enumerate().map(|(i, (s, ids))| (i as u32, s.0, &ids[..])).collect();
             let block = StepData::from_spans(&spans).to_bytes();
-            positions(&StepView::new(&block).unwrap())
+            Expansion::of(&StepView::new(&block).unwrap())
         };
-        assert_eq!(sum(&[(1000, 256), (7, 1)]), 0);
-        assert_eq!(sum(&[(0, 257), (5, 3), (100, 400)]), 384 + 512);
-        assert_eq!(sum(&[(0, 300), (1 << 20, 300), (0, 300)]), 384);
+        let expansion = |positions, rest| Expansion { positions, rest };
+        assert_eq!(of(&[(1000, 256), (7, 1)]), Expansion::NONE);
+        assert_eq!(of(&[(0, 257), (100, 400)]), expansion(384 + 512, false));
+        assert_eq!(of(&[(0, 257), (5, 3)]), expansion(384, true));
+        assert_eq!(of(&[(0, 300), (1 << 20, 300), (0, 300)]), expansion(384, true));
     }
 }

@@ -123,8 +123,9 @@ impl Split {
         let listed = if fold { 30 } else { self.split_bits };
         let mut arguments = vec![op.step(), ("plan", at(0)), ("TQ", tile), ("split_bits", int(listed))];
         arguments.extend(flags.map(|flags| ("flags", flags)));
+        let groups = |n| if flags.is_some() { Extent::Rest(n) } else { Extent::Fixed(n) };
         let deal = if flags.is_some() { "mla_deal_rest" } else { "mla_deal" };
-        plan.launch(deal, [Extent::Fixed(bucket.max_rows), Extent::ONE, Extent::ONE], &arguments)?;
+        plan.launch(deal, [groups(bucket.max_rows), Extent::ONE, Extent::ONE], &arguments)?;
         let arguments = [
             ("plan", at(0)),
             ("q", q.pointer()),
@@ -149,7 +150,7 @@ impl Split {
         } else {
             format!("mla_decode_{}_{rows}", self.cache)
         };
-        plan.launch(&kernel, [Extent::Fixed(items.min(GROUPS) as u32), Extent::ONE, Extent::ONE], &arguments)?;
+        plan.launch(&kernel, [groups(items.min(GROUPS) as u32), Extent::ONE, Extent::ONE], &arguments)?;
         Ok(Parts {
             partial: at(2),
             sums: at(1),

@@ -41,7 +41,7 @@ use crate::{
     settings::Settings,
 };
 
-pub use mla_prefill::positions as expanded_positions;
+pub use mla_prefill::Expansion;
 
 /// Makes the packed bytes of an operand from its source.
 pub type Packer = fn(&OpView<'_>, usize, &[u8], &Settings) -> Result<Vec<u8>, Fault>;

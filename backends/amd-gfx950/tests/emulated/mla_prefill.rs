@@ -8,6 +8,7 @@ use std::sync::Arc;
 use tokenspeed_amd_gfx950::{
     hip::{Buffer, Device as Hardware, Queue},
     kernel::{Argument, Kernel, Manifest},
+    ops::Expansion,
 };
 use tokenspeed_backend_api::{
     abi::{TS_BIND_ACTIVATIONS, TS_BIND_CACHE, TS_BIND_OUTPUT, TS_BIND_STEP, TS_BIND_TABLES},
@@ -19,7 +20,7 @@ use tokenspeed_backend_api::{
     quant,
     record::OpRecord,
     sdk::Determinism,
-    step::StepData,
+    step::{StepData, StepView},
 };
 
 use crate::support::{Bytes, Random, backend_device, configure, device, emulator, f32s, report};
@@ -236,12 +237,11 @@ fn rounds(device: &Arc<Hardware>, manifest: &Manifest, case: &Case, size: usize)
     let [q, w, cache, table, gate, y] = &case.operands[..] else { unreachable!("six operands") };
     let heads = q.tensor.dims[1] as usize;
     let (tokens, page) = (case.step.tokens.len(), cache.tensor.dims[1] as usize);
-    let positions = tokenspeed_amd_gfx950::ops::expanded_positions(
-        &tokenspeed_backend_api::step::StepView::new(&case.step.to_bytes()).unwrap(),
-    ) as usize;
+    let block = case.step.to_bytes();
+    let positions = Expansion::of(&StepView::new(&block).unwrap()).positions as usize;
     let poison = |bytes: usize| Buffer::with(device, &vec![0xff; bytes]).unwrap();
     let buffer = |bytes: &[u8]| Buffer::with(device, bytes).unwrap();
-    let (step, out) = (buffer(&case.step.to_bytes()), poison(y.bytes.len()));
+    let (step, out) = (buffer(&block), poison(y.bytes.len()));
     let [q_, w_, cache_, table_, gate_] = [q, w, cache, table, gate].map(|o| buffer(&o.bytes));
     let requests = case.step.rows.len();
     let (flags, listed, tiles) =
