@@ -6,10 +6,11 @@ end comes with the next launch: sums, greatest scores and weights' sums are carr
 64 of the request's positions, where one launch ends and the next begins changes no bit.
 
 Two groups of four waves, one on each SIMD, work in turns (ping-pong): while one multiplies (weights with values, then queries with
-the next keys), the other one takes the softmax of its scores and asks for keys and values of later steps. Barriers keep them one stage
-apart. Rings of three: keys are asked for two steps ahead of their scores, values one step ahead of their sums, and both
-have the whole of the other group's stage to arrive. Bytes are asked for by both groups, half each; each waits for its half at the
-end of the stage before the barrier behind which the other one may be the first to use them.
+the next keys), the other one takes the softmax of its scores and asks for the keys and values of two steps later. Barriers keep them
+one stage apart. Bytes are asked for by both groups, half each, and each waits for its half at the end of its stage that multiplies. The
+other group may be a stage behind, so the keys of step i + 1, first used where step i is multiplied, are there since i - 1, and a ring
+of three holds them. The first values of step i are used a stage earlier, where its softmax is taken, and meanwhile the other group still
+multiplies step i - 1: a ring of four. Inside the stage that multiplies, each block is read while the one before it is multiplied.
 """
 
 from triton.experimental import gluon
@@ -27,8 +28,9 @@ C = gl.constexpr(64)
 KEYS = gl.constexpr(64)
 # Values of a block.
 BLOCK = gl.constexpr(4096)
-# Steps that LDS holds.
+# Steps whose keys and whose values LDS holds.
 RING = gl.constexpr(3)
+VALUES = gl.constexpr(4)
 LOG2_E = gl.constexpr(1.4426950408889634)
 
 
@@ -77,11 +79,27 @@ def scored(q0, q1, q2, keys, slot, by_row: gl.constexpr, k_in: gl.constexpr):
 
 
 @gluon.jit
+def seen(s, at, position, by_row: gl.constexpr):
+    """Scores of keys at..at + 64, those behind a token's position being minus infinity.
+
+    A lane has one token's keys 8 i + 4 j + k, j by lane: so written, i and k are constants, which cost no registers.
+    """
+    parts = s.reshape([TILE, 8, 2, 4])
+    layout: gl.constexpr = parts.type.layout
+    i = gl.arange(0, 8, layout=gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, layout))))
+    j = gl.arange(0, 2, layout=gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, layout))))
+    k = gl.arange(0, 4, layout=gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, layout))))
+    last = gl.convert_layout(position - at, gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, layout))), assert_trivial=True)
+    last = last[:, None, None, None] - 4 * j[None, None, :, None]
+    parts = gl.where(8 * i[None, :, None, None] + k[None, None, None, :] <= last, parts, float("-inf"))
+    return gl.convert_layout(parts.reshape([TILE, KEYS]), by_row, assert_trivial=True)
+
+
+@gluon.jit
 def softened(s, top, total, at, position, lowest, by_row: gl.constexpr, p_in: gl.constexpr):
     """Weights of a step as a left factor, greatest scores, sums of weights, and what earlier sums are worth now."""
     if at + KEYS > lowest:
-        key = at + gl.arange(0, KEYS, layout=gl.SliceLayout(0, by_row))
-        s = gl.where(key[None, :] <= position[:, None], s, float("-inf"))
+        s = seen(s, at, position, by_row)
     # Every token sees position 0, so that no greatest score is minus infinity behind the first step.
     peak = gl.maximum(top, gl.max(s, 1))
     keep = gl.exp2(top - peak)
@@ -143,10 +161,11 @@ def attend(listed, tiles, q, blocks, ropes, state, gate, y, start, size, H, ldq,
             blocks += (h.to(gl.int64) * (size // KEYS) + at_block) * (4 * BLOCK)
             ropes += at_block.to(gl.int64) * BLOCK
             keys = gl.allocate_shared_memory(gl.bfloat16, [RING * 3, BLOCK], flat)
-            values = gl.allocate_shared_memory(gl.bfloat16, [RING * 2, BLOCK], flat)
+            values = gl.allocate_shared_memory(gl.bfloat16, [VALUES * 2, BLOCK], flat)
             fetch_keys(keys, 0, blocks, ropes, 0)
             fetch_values(values, 0, blocks, 0)
             fetch_keys(keys, 1, blocks, ropes, gl.minimum(1, steps - 1))
+            fetch_values(values, 1, blocks, gl.minimum(1, steps - 1))
             async_copy.commit_group()
 
             m_in = gl.minimum(gl.arange(0, TILE, layout=gl.SliceLayout(1, q_in)), n - 1)
@@ -175,20 +194,35 @@ def attend(listed, tiles, q, blocks, ropes, state, gate, y, start, size, H, ldq,
             s = scored(q0, q1, q2, keys, 0, by_row, k_in)
             for i in range(0, steps - 1):
                 with gl.amd.warp_pipeline_stage("soften", priority=1):
-                    fetch_keys(keys, (i + 2) % RING, blocks, ropes, gl.minimum(i + 2, steps - 1))
-                    fetch_values(values, (i + 1) % RING, blocks, i + 1)
+                    ahead = gl.minimum(i + 2, steps - 1)
+                    fetch_keys(keys, (i + 2) % RING, blocks, ropes, ahead)
+                    fetch_values(values, (i + 2) % VALUES, blocks, ahead)
                     async_copy.commit_group()
                     p, top, total, keep = softened(s, top, total, begin + i * KEYS, position, lowest, by_row, q_in)
                     acc0 = acc0 * keep[:, None]
                     acc1 = acc1 * keep[:, None]
+                    v0 = block(values, i % VALUES * 2, k_in)
                 with gl.amd.warp_pipeline_stage("multiply", priority=0):
-                    slot = i % RING
-                    acc0 = cdna4.mfma(p, block(values, slot * 2, k_in), acc0)
-                    acc1 = cdna4.mfma(p, block(values, slot * 2 + 1, k_in), acc1)
-                    s = scored(q0, q1, q2, keys, (i + 1) % RING, by_row, k_in)
+                    slot = (i + 1) % RING * 3
+                    v1 = block(values, i % VALUES * 2 + 1, k_in)
+                    hint.sched_barrier()
+                    acc0 = cdna4.mfma(p, v0, acc0)
+                    hint.sched_barrier()
+                    k0 = block(keys, slot, k_in)
+                    hint.sched_barrier()
+                    acc1 = cdna4.mfma(p, v1, acc1)
+                    hint.sched_barrier()
+                    k1 = block(keys, slot + 1, k_in)
+                    hint.sched_barrier()
+                    s = cdna4.mfma(q0, k0, gl.zeros([TILE, KEYS], gl.float32, by_row))
+                    hint.sched_barrier()
+                    k2 = block(keys, slot + 2, k_in)
+                    hint.sched_barrier()
+                    s = cdna4.mfma(q1, k1, s)
+                    s = cdna4.mfma(q2, k2, s)
                 async_copy.wait_group(0)
             p, top, total, keep = softened(s, top, total, begin + (steps - 1) * KEYS, position, lowest, by_row, q_in)
-            slot = (steps - 1) % RING
+            slot = (steps - 1) % VALUES
             acc0 = cdna4.mfma(p, block(values, slot * 2, k_in), acc0 * keep[:, None])
             acc1 = cdna4.mfma(p, block(values, slot * 2 + 1, k_in), acc1 * keep[:, None])
             done = end == limit
