@@ -18,7 +18,7 @@ import triton.language as tl
 import cache as pages
 import step as st
 
-# Words of the list: requests, tiles, positions; then from HEAD on requests of WORDS. Tiles have as many words.
+# Words of the list: requests, tiles, positions, tokens that the first one has computed; then from HEAD on requests of WORDS. Tiles have as many words.
 HEAD = tl.constexpr(16)
 WORDS = tl.constexpr(8)
 # A context begins at a multiple of this.
@@ -31,7 +31,7 @@ TILE = tl.constexpr(256)
 def survey(step, flags, listed, tiles, least, most, B: tl.constexpr):
     """Which requests are expanded: those of at least `least` tokens, in order, while their contexts sum to at most `most`.
 
-    flags[r]: whether request r is. `listed`: their number, that of tiles, positions in all, and for each request where its context
+    flags[r]: whether request r is. `listed`: their number, that of tiles, positions in all, tokens that the first one has computed; for each request where its context
     begins, how long it is, table row, tokens computed, branch offset. `tiles`: first token, tokens, keys that the last of them sees,
     where the context begins; a request's longest first. Grid (rows).
     """
@@ -69,6 +69,8 @@ def survey(step, flags, listed, tiles, least, most, B: tl.constexpr):
             tl.store(entry + 2, table_row)
             tl.store(entry + 3, computed)
             tl.store(entry + 4, branch)
+            if number == 0:
+                tl.store(listed + 3, computed)
         for at in range(0, count, B):
             i = at + tl.arange(0, B)
             start = (count - 1 - i) * TILE

@@ -130,24 +130,32 @@ def finish(acc, total, y, gate, to, real, done):
 
 
 @gluon.jit
-def attend(listed, tiles, q, blocks, ropes, state, gate, y, start, size, H, ldq, ldy, scale):
+def attend(listed, tiles, q, blocks, ropes, state, gate, y, start, size, wave, each, H, ldq, ldy, scale):
     """y[t, h] = sigmoid(gate[t, h]) softmax(scale q[t, h] . keys) . values over positions 0..p of the tokens in `tiles`.
 
     This launch adds the positions that scratch holds, `start`..start + `size` of the contexts one behind the other; until a token
-    has seen all of its own, y holds sums and `state` [T, H, 2] greatest scores and sums of weights. `scale` is in bits. Grid
-    (at least as many tiles as there are, H): heads of a tile are neighbours, so that a head's keys are in few L2s, and the longest
-    tiles come first. Rows behind a tile's last token repeat it and are not stored; steps behind the last one that are asked
-    for ahead are the last one again.
+    has seen all of its own, y holds sums and `state` [T, H, 2] greatest scores and sums of weights. `scale` is in bits. Heads of a
+    tile are neighbours, so that a head's keys are in few L2s, and the longest tiles come first: grid (tiles * H).
+
+    Where all of these positions come before the first request's tokens, its tiles take equally long, and a number of them that is no
+    multiple of the compute units leaves many idle. There are two jobs a tile then, one for each half of the positions, in
+    launches of `each`: the second halves follow the first ones, so that both halves of a tile are in different launches, `wave` being the
+    launch's number: grid (at most each). Rows behind a tile's last token repeat it and are not stored; steps behind the last one
+    that are asked for ahead are the last one again.
     """
     by_row: gl.constexpr = cdna4.AMDMFMALayout(4, [32, 32, 16], True, [8, 1])
     q_in: gl.constexpr = gl.DotOperandLayout(0, by_row, 8)
     k_in: gl.constexpr = gl.DotOperandLayout(1, by_row, 8)
     row_of: gl.constexpr = gl.SliceLayout(1, by_row)
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    number = gl.program_id(1) * gl.num_programs(0) + gl.program_id(0)
-    h = number % H
-    number = number // H
-    if number < gl.load(listed + 1):
+    jobs = gl.load(listed + 1) * H
+    halves = (jobs >= each) & (gl.load(listed + 3) >= start + size)
+    job = gl.program_id(0) + wave * each
+    second = halves & (job >= jobs)
+    job = gl.where(second, job - jobs, job)
+    h = job % H
+    number = job // H
+    if job < jobs:
         tile = tiles + number * WORDS
         first = gl.load(tile)
         n = gl.load(tile + 1)
@@ -155,6 +163,9 @@ def attend(listed, tiles, q, blocks, ropes, state, gate, y, start, size, H, ldq,
         base = gl.load(tile + 3)
         begin = gl.maximum(start - base, 0)
         end = gl.minimum(limit, start + size - base)
+        if halves:
+            middle = begin + (end - begin) // (2 * KEYS) * KEYS
+            begin, end = gl.where(second, middle, begin), gl.where(second, end, middle)
         if begin < end:
             steps = (end - begin + KEYS - 1) // KEYS
             at_block = (base + begin - start) // KEYS

@@ -60,6 +60,17 @@ pub enum Extent {
         /// Positions per work-group.
         each: u64,
     },
+    /// Those of a launch of expanded attention; see [`Expansion::jobs`].
+    ExpandedJobs {
+        /// The first position of its round.
+        from: u64,
+        /// Positions of a round.
+        size: u64,
+        /// Number of the launch in its round.
+        wave: u64,
+        /// Heads.
+        heads: u64,
+    },
     /// As many, or none in a step that expands the contexts of all its requests.
     Rest(u32),
 }
@@ -89,6 +100,7 @@ impl Extent {
             Extent::Context { from, most, each } => {
                 expansion.positions.saturating_sub(from).min(most).div_ceil(each) as u32
             }
+            Extent::ExpandedJobs { from, size, wave, heads } => expansion.jobs(from, size, wave, heads) as u32,
             Extent::Rest(n) => n * u32::from(expansion.rest),
             // Each request leaves at most one group unfilled.
             Extent::QueryTiles { each } => (counts.max_tokens / each + counts.max_rows).min(counts.max_tokens),

@@ -29,6 +29,8 @@ const POSITIONS: u64 = 1 << 14;
 const ALIGN: u64 = 128;
 /// Tokens of a tile.
 const TILE: u32 = 256;
+/// Jobs of a launch where there are two a tile: one for each compute unit.
+const EACH: u64 = 256;
 /// Positions of a block of scratch, and bytes per block of 64 x 64 bf16 values.
 const BLOCK: u64 = 64;
 const BLOCK_BYTES: u64 = 2 * BLOCK * BLOCK;
@@ -48,27 +50,50 @@ pub struct Expansion {
     pub positions: u64,
     /// Some request is not expanded.
     pub rest: bool,
+    /// Tiles of tokens of those that are.
+    pub tiles: u64,
+    /// Tokens that the first of them has computed.
+    pub first: u64,
 }
 
 impl Expansion {
     /// That of a program which holds no long request.
-    pub const NONE: Self = Self { positions: 0, rest: true };
+    pub const NONE: Self = Self { positions: 0, rest: true, tiles: 0, first: 0 };
 
     /// Of a step.
     pub fn of(step: &StepView<'_>) -> Self {
-        let mut out = Self { positions: 0, rest: false };
+        let mut out = Self { rest: false, ..Self::NONE };
         let mut end = 0;
         for r in step.rows {
             if r.query_len >= LEAST {
                 end += (u64::from(r.computed) + u64::from(r.query_len)).next_multiple_of(ALIGN);
             }
             if r.query_len >= LEAST && end <= MOST {
+                if out.tiles == 0 {
+                    out.first = r.computed.into();
+                }
                 out.positions = end;
+                out.tiles += u64::from(r.query_len.div_ceil(TILE));
             } else {
                 out.rest = true;
             }
         }
         out
+    }
+
+    /// Work-groups of the `wave`-th launch of attention over positions `from`..`from + size`, as `attend` in
+    /// `kernels/mla_prefill.py` numbers them.
+    pub fn jobs(&self, from: u64, size: u64, wave: u64, heads: u64) -> u64 {
+        let jobs = self.tiles * heads;
+        if self.positions <= from {
+            0
+        } else if jobs >= EACH && self.first >= from + size {
+            (2 * jobs).saturating_sub(wave * EACH).min(EACH)
+        } else if wave == 0 {
+            jobs
+        } else {
+            0
+        }
     }
 }
 
@@ -80,6 +105,8 @@ pub(super) struct Expanded {
     size: u64,
     /// Rounds of launches that the longest step needs.
     rounds: u64,
+    /// Launches of attention that a round needs at most.
+    waves: u64,
     /// Bytes of flags, of the lists of requests and of tiles, of scores and weights, of blocks per head and of all heads' blocks.
     bytes: [u64; 6],
 }
@@ -104,7 +131,8 @@ impl Expanded {
             blocks,
         ];
         let bytes = bytes.map(|b| b.next_multiple_of(256));
-        Some(Self { heads, size, rounds: most.div_ceil(size), bytes })
+        let jobs = 2 * (tokens / u64::from(TILE) + long) * heads as u64;
+        Some(Self { heads, size, rounds: most.div_ceil(size), waves: jobs.div_ceil(EACH), bytes })
     }
 
     /// Scratch.
@@ -163,23 +191,28 @@ impl Expanded {
                 ("ldw", int(ldw)),
             ];
             plan.launch(&expand, [groups(ALIGN), heads, Extent::Fixed(2)], &arguments)?;
-            let arguments = [
-                listed,
-                ("tiles", self.at(base, 2)),
-                ("q", q.pointer()),
-                blocks,
-                ropes,
-                ("state", self.at(base, 3)),
-                ("gate", gate.pointer()),
-                ("y", y.pointer()),
-                start,
-                size,
-                ("H", int(self.heads)),
-                ("ldq", q.stride()),
-                ("ldy", y.stride()),
-                ("scale", float(op.op.attrs().f[0] * std::f64::consts::LOG2_E)),
-            ];
-            plan.launch("mla_prefill", [Extent::QueryTiles { each: TILE }, heads, groups(self.size)], &arguments)?;
+            for wave in 0..self.waves {
+                let arguments = [
+                    listed,
+                    ("tiles", self.at(base, 2)),
+                    ("q", q.pointer()),
+                    blocks,
+                    ropes,
+                    ("state", self.at(base, 3)),
+                    ("gate", gate.pointer()),
+                    ("y", y.pointer()),
+                    start,
+                    size,
+                    ("wave", int(wave as usize)),
+                    ("each", int(EACH as usize)),
+                    ("H", int(self.heads)),
+                    ("ldq", q.stride()),
+                    ("ldy", y.stride()),
+                    ("scale", float(op.op.attrs().f[0] * std::f64::consts::LOG2_E)),
+                ];
+                let jobs = Extent::ExpandedJobs { from, size: self.size, wave, heads: self.heads as u64 };
+                plan.launch("mla_prefill", [jobs, Extent::ONE, Extent::ONE], &arguments)?;
+            }
         }
         Ok(())
     }
@@ -211,10 +244,22 @@ mod tests {
             let block = StepData::from_spans(&spans).to_bytes();
             Expansion::of(&StepView::new(&block).unwrap())
         };
-        let expansion = |positions, rest| Expansion { positions, rest };
+        let expansion = |positions, rest, tiles, first| Expansion { positions, rest, tiles, first };
         assert_eq!(of(&[(1000, 256), (7, 1)]), Expansion::NONE);
-        assert_eq!(of(&[(0, 257), (100, 400)]), expansion(384 + 512, false));
-        assert_eq!(of(&[(0, 257), (5, 3)]), expansion(384, true));
-        assert_eq!(of(&[(0, 300), (1 << 20, 300), (0, 300)]), expansion(384, true));
+        assert_eq!(of(&[(0, 257), (100, 400)]), expansion(384 + 512, false, 4, 0));
+        assert_eq!(of(&[(0, 257), (5, 3)]), expansion(384, true, 2, 0));
+        assert_eq!(of(&[(0, 300), (1 << 20, 300), (0, 300)]), expansion(384, true, 2, 0));
+    }
+
+    #[test]
+    fn tiles_are_halved_where_they_would_leave_compute_units_idle() {
+        let step = Expansion { positions: 40_960, rest: false, tiles: 32, first: 32_768 };
+        let waves = |from| [0, 1, 2, 3].map(|wave| step.jobs(from, 16_384, wave, 12));
+        // 384 tiles of a whole round: 768 halves, three for each of 256 compute units.
+        assert_eq!([0, 16_384].map(waves), [[256, 256, 256, 0]; 2]);
+        // The tokens' own positions, of which tiles see unlike many, and nothing behind them.
+        assert_eq!([32_768, 49_152].map(waves), [[384, 0, 0, 0], [0; 4]]);
+        // Too few tiles: both halves of one would be in the same launch.
+        assert_eq!(step.jobs(0, 16_384, 0, 4), 128);
     }
 }

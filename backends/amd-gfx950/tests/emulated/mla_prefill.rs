@@ -232,8 +232,14 @@ fn cuts_between_long_steps_change_no_bit() {
     judge(&whole, &short, rest).unwrap();
 }
 
-/// The kernels by themselves, `size` positions in scratch.
-fn rounds(device: &Arc<Hardware>, manifest: &Manifest, case: &Case, size: usize) -> Result<Vec<u8>, String> {
+/// The kernels by themselves, `size` positions in scratch, and launches of `each` jobs where tiles are halved.
+fn rounds(
+    device: &Arc<Hardware>,
+    manifest: &Manifest,
+    case: &Case,
+    size: usize,
+    each: usize,
+) -> Result<Vec<u8>, String> {
     let [q, w, cache, table, gate, y] = &case.operands[..] else { unreachable!("six operands") };
     let heads = q.tensor.dims[1] as usize;
     let (tokens, page) = (case.step.tokens.len(), cache.tensor.dims[1] as usize);
@@ -297,7 +303,13 @@ fn rounds(device: &Arc<Hardware>, manifest: &Manifest, case: &Case, size: usize)
             ("ldy", int(heads * V as usize)),
             ("scale", Argument::F32((case.attrs.f[0] * std::f64::consts::LOG2_E) as f32)),
         ];
-        launch("mla_prefill", [tokens / 256 + requests, heads, 1], &[&common[..], &more].concat());
+        let jobs = case.step.rows.iter().map(|r| r.query_len.div_ceil(256) as usize).sum::<usize>() * heads;
+        let halved = jobs >= each && case.step.rows[0].computed as usize >= start + size;
+        for wave in 0..if halved { (2 * jobs).div_ceil(each) } else { 1 } {
+            let groups = if halved { (2 * jobs - wave * each).min(each) } else { jobs };
+            let more = [&common[..], &more, &[("wave", int(wave)), ("each", int(each))]].concat();
+            launch("mla_prefill", [groups, 1, 1], &more);
+        }
     }
     queue.synchronize().map_err(|e| format!("{e}: {}", report(emulator())))?;
     out.read().map_err(|e| e.to_string())
@@ -308,16 +320,16 @@ fn rounds(device: &Arc<Hardware>, manifest: &Manifest, case: &Case, size: usize)
 pub fn rounds_agree() -> Option<Result<(), String>> {
     let (device, manifest) = device()?;
     let case = case(DType::BF16, 1, 32, &[(0, 290, 300), (1, 0, 257)]);
-    let each = |seed, size| {
+    let run = |seed, size, each| {
         configure(emulator(), true, seed);
-        rounds(&device, &manifest, &case, size)
+        rounds(&device, &manifest, &case, size, each)
     };
     let agree = || {
-        let whole = each(0, 1024)?;
+        let whole = run(0, 1024, 256)?;
         judge(&case, &whole, &case.run_reference(1).pop().unwrap())?;
-        for (seed, size) in [(1, 128), (2, 384), (3, 640)] {
-            if each(seed, size)? != whole {
-                return Err(format!("other bits in rounds of {size}"));
+        for (seed, size, each) in [(1, 128, 256), (2, 384, 256), (3, 640, 256), (4, 128, 4), (5, 256, 3)] {
+            if run(seed, size, each)? != whole {
+                return Err(format!("other bits in rounds of {size}, {each} jobs to a launch"));
             }
         }
         Ok(())
