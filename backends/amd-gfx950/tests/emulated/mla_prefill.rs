@@ -315,6 +315,18 @@ fn rounds(
     out.read().map_err(|e| e.to_string())
 }
 
+/// A context that scratch does not hold, through the planner: what the kernels give when it does. Without checks, for time.
+#[test]
+fn contexts_beyond_scratch_take_further_rounds() {
+    let (Some((_backend, planner)), Some((hardware, manifest))) = (backend_device(&OPTIONS), device()) else { return };
+    configure(emulator(), false, 0);
+    let case = case(DType::F8E4M3, 1, 64, &[(0, 16_500, 300)]);
+    let got = run(&planner, &case, true);
+    let whole = rounds(&hardware, &manifest, &case, 16_896, 256).unwrap();
+    assert!(got == whole, "other bits in two rounds");
+    assert!(f32s(&got).iter().all(|x| x.is_finite() && *x != 0.0), "not every value is there");
+}
+
 /// Rounds that end within a context, at its end, within tiles of tokens, and behind everything, each in an interleaving of its own,
 /// give the same bits, and the reference's numbers. `None` without kernels, else what is wrong.
 pub fn rounds_agree() -> Option<Result<(), String>> {
