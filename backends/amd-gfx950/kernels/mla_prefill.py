@@ -135,12 +135,12 @@ def attend(listed, tiles, q, blocks, ropes, state, gate, y, start, size, wave, e
 
     This launch adds the positions that scratch holds, `start`..start + `size` of the contexts one behind the other; until a token
     has seen all of its own, y holds sums and `state` [T, H, 2] greatest scores and sums of weights. `scale` is in bits. Heads of a
-    tile are neighbours, so that a head's keys are in few L2s, and the longest tiles come first: grid (tiles * H).
+    tile are neighbours, so that a head's keys are in few L2s, and the longest tiles come first: jobs are tiles * H. Grid (16, jobs / 16).
 
     Where all of these positions come before the first request's tokens, its tiles take equally long, and a number of them that is no
     multiple of the compute units leaves many idle. There are two jobs a tile then, one for each half of the positions, in
     launches of `each`: the second halves follow the first ones, so that both halves of a tile are in different launches, `wave` being the
-    launch's number: grid (at most each). Rows behind a tile's last token repeat it and are not stored; steps behind the last one
+    launch's number. Rows behind a tile's last token repeat it and are not stored; steps behind the last one
     that are asked for ahead are the last one again.
     """
     by_row: gl.constexpr = cdna4.AMDMFMALayout(4, [32, 32, 16], True, [8, 1])
@@ -150,7 +150,9 @@ def attend(listed, tiles, q, blocks, ropes, state, gate, y, start, size, wave, e
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     jobs = gl.load(listed + 1) * H
     halves = (jobs >= each) & (gl.load(listed + 3) >= start + size)
-    job = gl.program_id(0) + wave * each
+    job = gl.program_id(1) * gl.num_programs(0) + gl.program_id(0)
+    # What is behind the launch's jobs has none.
+    job = gl.where(halves & (job >= each), 2 * jobs, job) + wave * each
     second = halves & (job >= jobs)
     job = gl.where(second, job - jobs, job)
     h = job % H

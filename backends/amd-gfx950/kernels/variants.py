@@ -289,7 +289,7 @@ def mlas():
                       {"N": 128, "R": 512, "P": 64, "BK": 64, "B": 64}, ["ceil(positions/ALIGN)", "H", "2"],
                       ["cache", "w", "blocks", "ropes", "start", "size", "ldc", "ldw"], warps=8, matrix_instr_nonkdim=16)
     yield variant("shipped", "mla_prefill", mla_prefill.attend, ["*i32", "*i32", F32, BF16, BF16, F32, F32, F32] + [I32] * 7 + [FLOAT],
-                  {}, ["jobs", "1", "1"], ["q", "blocks", "ropes", "state", "gate", "y", "start", "size", "ldq", "ldy"], warps=8,
+                  {}, ["16", "ceil(jobs/16)", "1"], ["q", "blocks", "ropes", "state", "gate", "y", "start", "size", "ldq", "ldy"], warps=8,
                   llvm_fn_attrs=(("amdgpu-agpr-alloc", "0,0"), ))
     for name, absorb in (("absorb", True), ("value", False)):
         for w, exact, bk in (("bf16", False, 64), ("bf16", True, 32), ("f32", True, 32)):

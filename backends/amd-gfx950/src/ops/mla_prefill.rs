@@ -31,6 +31,8 @@ const ALIGN: u64 = 128;
 const TILE: u32 = 256;
 /// Jobs of a launch where there are two a tile: one for each compute unit.
 const EACH: u64 = 256;
+/// Jobs along a grid's first axis; sampled counts see by that what work-groups share.
+const ROW: u64 = 16;
 /// Positions of a block of scratch, and bytes per block of 64 x 64 bf16 values.
 const BLOCK: u64 = 64;
 const BLOCK_BYTES: u64 = 2 * BLOCK * BLOCK;
@@ -81,11 +83,11 @@ impl Expansion {
         out
     }
 
-    /// Work-groups of the `wave`-th launch of attention over positions `from`..`from + size`, as `attend` in
+    /// Rows of [`ROW`] work-groups of the `wave`-th launch of attention over positions `from`..`from + size`, as `attend` in
     /// `kernels/mla_prefill.py` numbers them.
     pub fn jobs(&self, from: u64, size: u64, wave: u64, heads: u64) -> u64 {
         let jobs = self.tiles * heads;
-        if self.positions <= from {
+        let groups = if self.positions <= from {
             0
         } else if jobs >= EACH && self.first >= from + size {
             (2 * jobs).saturating_sub(wave * EACH).min(EACH)
@@ -93,7 +95,8 @@ impl Expansion {
             jobs
         } else {
             0
-        }
+        };
+        groups.div_ceil(ROW)
     }
 }
 
@@ -211,7 +214,7 @@ impl Expanded {
                     ("scale", float(op.op.attrs().f[0] * std::f64::consts::LOG2_E)),
                 ];
                 let jobs = Extent::ExpandedJobs { from, size: self.size, wave, heads: self.heads as u64 };
-                plan.launch("mla_prefill", [jobs, Extent::ONE, Extent::ONE], &arguments)?;
+                plan.launch("mla_prefill", [Extent::Fixed(ROW as u32), jobs, Extent::ONE], &arguments)?;
             }
         }
         Ok(())
@@ -256,10 +259,10 @@ mod tests {
         let step = Expansion { positions: 40_960, rest: false, tiles: 32, first: 32_768 };
         let waves = |from| [0, 1, 2, 3].map(|wave| step.jobs(from, 16_384, wave, 12));
         // 384 tiles of a whole round: 768 halves, three for each of 256 compute units.
-        assert_eq!([0, 16_384].map(waves), [[256, 256, 256, 0]; 2]);
+        assert_eq!([0, 16_384].map(waves), [[16, 16, 16, 0]; 2]);
         // The tokens' own positions, of which tiles see unlike many, and nothing behind them.
-        assert_eq!([32_768, 49_152].map(waves), [[384, 0, 0, 0], [0; 4]]);
+        assert_eq!([32_768, 49_152].map(waves), [[24, 0, 0, 0], [0; 4]]);
         // Too few tiles: both halves of one would be in the same launch.
-        assert_eq!(step.jobs(0, 16_384, 0, 4), 128);
+        assert_eq!(step.jobs(0, 16_384, 0, 4), 8);
     }
 }

@@ -308,7 +308,7 @@ fn rounds(
         for wave in 0..if halved { (2 * jobs).div_ceil(each) } else { 1 } {
             let groups = if halved { (2 * jobs - wave * each).min(each) } else { jobs };
             let more = [&common[..], &more, &[("wave", int(wave)), ("each", int(each))]].concat();
-            launch("mla_prefill", [groups, 1, 1], &more);
+            launch("mla_prefill", [2, groups.div_ceil(2), 1], &more);
         }
     }
     queue.synchronize().map_err(|e| format!("{e}: {}", report(emulator())))?;
