@@ -14,6 +14,7 @@ use tokenspeed_backend_api::{
     abi::{TS_BIND_ACTIVATIONS, TS_BIND_CACHE, TS_BIND_OUTPUT, TS_BIND_STEP, TS_BIND_TABLES},
     backend::{ArenaKind, Bindings, Bucket, Device, StepBuffer},
     catalogue::{self, Case},
+    conform,
     dtype::DType,
     graph::Vary,
     op::{Attrs, OpKind},
@@ -212,6 +213,16 @@ fn bf16_long_requests_among_short_ones() {
 #[test]
 fn fp8_long_requests_among_short_ones() {
     is_the_reference(DType::F8E4M3, 2, 64, &[(0, 64, 256), (1, 7, 260), (2, 90, 2)]);
+}
+
+/// The suite's steps hold no long request: with the option they are what they are without.
+#[test]
+fn the_suite_passes_with_the_option() {
+    let Some((backend, device)) = backend_device(&OPTIONS) else { return };
+    configure(emulator(), true, 4);
+    let only = conform::Options { seed: 11, only: Some("mla_mix".into()), ..conform::Options::default() };
+    let done = conform::run(&device, backend.info().tiers, 0, &only).unwrap();
+    assert!(done.passed() && done.totals().0 > 0, "{done}");
 }
 
 /// Steps of a prompt that are all expanded give its bits, whatever they are; a step that is too short is absorbed.
