@@ -10,18 +10,24 @@ use tokenspeed_backend_api::{
     record::OpRecord,
 };
 
-use crate::{find, launches::Sum, op::Op, rows::Row, table};
+use crate::{
+    find,
+    launches::Sum,
+    op::Op,
+    rows::Row,
+    table::{self, Sets},
+};
 
 /// Kernels that run whole: on whose results the addresses of others depend, and one whose neighbouring work-groups share rows in
 /// part, which a sample does not see.
-const WHOLE: &str = "sort,clear,count,cut,place,deal,short_conv,short_conv_long";
+const WHOLE: &str = "sort,clear,count,cut,place,deal,survey,short_conv,short_conv_long";
 const TIMEOUT_NS: u64 = 3_600_000_000_000;
 /// Operands start at multiples of this.
 const ALIGN: u64 = 256;
 
-/// The backend on the emulator, twice.
+/// The backend on the emulator, by each set of options.
 pub struct Session {
-    devices: [Device; 2],
+    devices: [Device; 3],
     _backend: Backend,
     hip: &'static Hip,
     log: PathBuf,
@@ -49,8 +55,8 @@ impl Session {
         }
         let hip = tokenspeed_amd_gfx950::hip::load().map_err(|e| e.to_string())?;
         let backend = load("amd-gfx950", &SearchPaths::only([])).map_err(|e| e.to_string())?;
-        let open = |kernels| backend.open(0, &[("kernels", kernels)]).map_err(|e| e.to_string());
-        let devices = [open("best")?, open("portable")?];
+        let open = |option| backend.open(0, &[option]).map_err(|e| e.to_string());
+        let devices = [open(("kernels", "best"))?, open(("kernels", "portable"))?, open(("mla_prefill", "expanded"))?];
         std::fs::write(&log, "").map_err(|e| format!("{}: {e}", log.display()))?;
         Ok(Self { devices, _backend: backend, hip, log, listed })
     }
@@ -59,13 +65,14 @@ impl Session {
     ///
     /// # Errors
     /// Whatever the backend says.
-    pub fn measure(&self, row: &Row) -> Result<String, String> {
+    pub fn measure(&self, row: &Row, sets: &Sets) -> Result<String, String> {
         self.sample(row.sample)?;
         // Whichever cut needs less: what lies between the ops of the other is no need.
         let needs = |ops: &[Op]| ops.iter().map(|op| op.floor_bytes).sum::<f64>();
         let floor = needs(&row.ops[0]).min(needs(&row.ops[1]));
         let mut sums = Vec::new();
-        for (device, ops) in self.devices.iter().zip(&row.ops) {
+        for (device, ops) in sets.devices.iter().zip(&row.ops) {
+            let device = &self.devices[*device];
             let before = std::fs::metadata(&self.log).map_err(|e| e.to_string())?.len();
             for op in ops {
                 launch(device, op)?;
@@ -76,7 +83,7 @@ impl Session {
             }
             sums.push(Sum::of(&log)?);
         }
-        Ok(table::lines(row, floor, &sums))
+        Ok(table::lines(row, floor, &sums, sets))
     }
 
     fn logged(&self, from: u64) -> Result<String, String> {
