@@ -7,6 +7,7 @@ writes, so a window may be moved in place.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.amd import cdna4
 
 import step as st
 from elementwise import sigmoid
@@ -62,24 +63,25 @@ def finish(step, q, k, v, gate, norm, window, y, o, H, ldq, ldk, ldv, ldg, ldw, 
         edge = position - position % CHUNK
         whole = (edge >= computed) & (edge + CHUNK <= computed + length)
 
+        # Offsets from the tile's first token.
         c = gl.arange(0, D, layout=CHANNEL)
-        at = t.to(gl.int64)[:, None]
-        inside = known[:, None] & (c >= 0)[None, :]
-        of_y = at * ldy + (head * D + c)[None, :]
-        single = gl.load(y + of_y, mask=inside & (whole == 0)[:, None], other=0.0)
-        of_chunk = gl.load(o + at * (2 * ldy) + (head * (2 * D) + c)[None, :], mask=inside & whole[:, None], other=0.0).to(gl.float32)
-        x_g = gl.load(gate + at * ldg + (head * D + c)[None, :], mask=inside, other=0.0)
-        weight = gl.load(norm + c)[None, :]
-        x = gl.where(whole[:, None], of_chunk, single)
+        near = gl.arange(0, EACH, layout=TOKEN)[:, None]
+        at = first.to(gl.int64)
+        of_c = (head * D + c)[None, :]
+        single = cdna4.buffer_load(y + at * ldy, near * ldy + of_c, mask=(known & (whole == 0))[:, None])
+        of_chunk = cdna4.buffer_load(o + at * (2 * ldy), near * (2 * ldy) + (head * (2 * D) + c)[None, :], mask=(known & whole)[:, None])
+        x_g = cdna4.buffer_load(gate + at * ldg, near * ldg + of_c, mask=known[:, None])
+        weight = cdna4.buffer_load(norm, c)[None, :]
+        x = gl.where(whole[:, None], of_chunk.to(gl.float32), single)
         mean = gl.convert_layout(pairs(x * x), TOKEN) / D
-        gl.store(y + of_y, x * (1.0 / gl.sqrt_rn(mean + norm_eps))[:, None] * weight * sigmoid(x_g), mask=inside)
+        out = x * (1.0 / gl.sqrt_rn(mean + norm_eps))[:, None] * weight * sigmoid(x_g)
+        cdna4.buffer_store(out, y + at * ldy, near * ldy + of_c, mask=known[:, None])
 
         last = known & (t == ends) & (gl.load(request + 5, mask=known, other=0) != 0)
         if gl.max(last.to(gl.int32), axis=0) != 0:
             pitch = 3 * H * D
             mine = last[:, None] & (c >= 0)[None, :]
-            channel = (head * D + c)[None, :]
-            near, row = t[:, None], request[:, None]
-            move(q + channel, ldq, window + channel, ldw, pitch, near, row, mine)
-            move(k + channel, ldk, window + H * D + channel, ldw, pitch, near, row, mine)
-            move(v + channel, ldv, window + 2 * H * D + channel, ldw, pitch, near, row, mine)
+            token, row = t[:, None], request[:, None]
+            move(q + of_c, ldq, window + of_c, ldw, pitch, token, row, mine)
+            move(k + of_c, ldk, window + H * D + of_c, ldw, pitch, token, row, mine)
+            move(v + of_c, ldv, window + 2 * H * D + of_c, ldw, pitch, token, row, mine)

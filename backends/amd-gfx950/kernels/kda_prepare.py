@@ -211,7 +211,7 @@ def column(solved, square, diagonal, tile: gl.constexpr):
 
 
 @gluon.jit
-def prepare(step, q, k, v, f, b, wq, wk, wv, a_log, dt_bias, window, ws_w, ws_q, ws_k, ws_u, ws_a, ws_decay, H, ldq, ldk, ldv, ldf, ldb,
+def prepare_mix(step, q, k, v, f, b, wq, wk, wv, a_log, dt_bias, window, ws_w, ws_q, ws_k, ws_u, ws_a, ws_decay, H, ldq, ldk, ldv, ldf, ldb,
             ldw, bounded, bound, l2_eps, scale):
     """The chunk that begins in a block of 64 tokens of the step, if any; grid (ceil(tokens / 64), H). q, k, v before the convolution of four
     taps, f the gate's projection, b before the sigmoid; the window is read where the request's step begins with the chunk."""

@@ -33,7 +33,7 @@ use crate::{
 /// Head size and taps that the kernels of whole layers are made for.
 const FUSED: (u64, u64) = (128, 4);
 /// Tokens per work-group of the norms behind chunks, the kernel's `EACH`.
-const NORMED: u32 = 32;
+const NORMED: u32 = 8;
 /// Values of [T, C] between the parts: three behind the convolution, q and k of unit length, decay, output.
 const BETWEEN: usize = 7;
 

@@ -19,6 +19,10 @@ use crate::{
 const DIM: u64 = 128;
 const TAPS: u64 = 4;
 
+/// Errors that pass, over the root mean square of what is right. The parts with bf16 factors have 0.039 and 0.0018.
+pub const LARGEST: f32 = 0.05;
+pub const MEAN: f32 = 0.0025;
+
 /// How a layer decays.
 #[derive(Clone, Copy)]
 pub struct Gate {
@@ -115,14 +119,17 @@ const REQUESTS: [Request; 7] =
     [(0, 130, 0, 1), (5, 1, 2, 2), (63, 66, 3, 3), (64, 64, 4, 5), (126, 67, 6, 6), (61, 68, 7, 0), (0, 2, 0, 8)];
 const SLOTS: u64 = 9;
 
-/// Largest and mean error of a step by the three launches, outputs or states, against the parts with f32 factors.
+/// Largest and mean error of a step by the three launches, outputs or states, against the parts with f32 factors; infinite if windows
+/// differ at all.
 pub fn worst(gate: Gate, window: DType) -> Option<[f32; 2]> {
     let (backend, fast) = backend_device(&[])?;
     let exact = backend.open(0, &[("precision", "f32"), ("kernels", "portable")]).unwrap();
     configure(emulator(), true, 1);
     let tokens = REQUESTS.iter().map(|r| r.1 as u64).sum();
     let [got, want] = [&fast, &exact].map(|d| Layer::new(d, 1, tokens, SLOTS, window, gate).step(0, &REQUESTS));
-    assert!(got.window == want.window, "windows differ");
+    if got.window != want.window {
+        return Some([f32::INFINITY; 2]);
+    }
     let outputs = off(&got.y, &want.y);
     let states = off(&f32s(&got.state), &f32s(&want.state));
     eprintln!("outputs: largest error {}, {} rms; states: {}, {} rms", outputs[0], outputs[1], states[0], states[1]);
@@ -134,8 +141,7 @@ pub fn worst(gate: Gate, window: DType) -> Option<[f32; 2]> {
 fn three_launches_are_the_parts() {
     for (gate, window) in [(BOUNDED, DType::F32), (STRONG, DType::BF16)] {
         let Some([largest, mean]) = worst(gate, window) else { return };
-        // The parts with bf16 factors have 0.039 and 0.0018.
-        assert!(largest <= 0.05 && mean <= 0.0025, "largest error {largest}, {mean} rms");
+        assert!(largest <= LARGEST && mean <= MEAN, "largest error {largest}, {mean} rms");
     }
 }
 
