@@ -6,12 +6,13 @@ has eight tokens of four channels, so that the rows of a filter slide through it
 Only finished bf16 factors go through LDS, on their way to the matrix units.
 
 With c the sum of log decays since a tile's start and t that of a whole tile, a ratio e^(G_i - G_j) across tiles is
-e^(c_i) . e^(t_j - c_j) . e^(t of the tiles between), all of them at most 1. Inside a tile it is e^(c_i) . e^(-c_j), which grows with the tile's
-decay; where that would pass 2^115 the tile is formed element by element.
+e^(c_i) . e^(t_j - c_j) . e^(t of the tiles between), all of them at most 1. Inside a tile it is e^(c_i) . e^(-c_j), which grows
+with the tile's decay; where that would pass 2^115 the tile is formed element by element.
 
-The solve is T = (I + diag(beta) K)^-1 diag(beta) with K_ij = k_i . k_j e^(G_i - G_j) below the diagonal, W = T . K e^G and U = T . V. Tiles on the
-diagonal are inverted by iterating X <- I - diag(beta) K X, whose row i is right behind i steps; the other tiles follow from right to left,
-each wave for its own rows. These products have f32 factors; T meets K e^G and V as the sum of two bf16 numbers.
+The solve is T = (I + diag(beta) K)^-1 diag(beta) with K_ij = k_i . k_j e^(G_i - G_j) below the diagonal, W = T . K e^G and
+U = T . V. Tiles on the diagonal are inverted by iterating X <- I - diag(beta) K X, whose row i is right behind i steps; the other
+tiles follow from right to left, each wave for its own rows. These products have f32 factors; T, and V where it meets T, are sums of
+two bf16 numbers.
 
 Nothing here has to have the bits of single tokens, so quotients are products with `v_rcp_f32`, and roots `v_rsq_f32`.
 """
@@ -211,10 +212,60 @@ def column(solved, square, diagonal, tile: gl.constexpr):
 
 
 @gluon.jit
-def prepare_mix(step, q, k, v, f, b, wq, wk, wv, a_log, dt_bias, window, ws_w, ws_q, ws_k, ws_u, ws_a, ws_decay, H, ldq, ldk, ldv, ldf, ldb,
-            ldw, bounded, bound, l2_eps, scale):
-    """The chunk that begins in a block of 64 tokens of the step, if any; grid (ceil(tokens / 64), H). q, k, v before the convolution of four
-    taps, f the gate's projection, b before the sigmoid; the window is read where the request's step begins with the chunk."""
+def store_a(to, a, q0, q1, q2):
+    """A of a chunk: tiles on the diagonal, columns of tiles below it, and zeros above."""
+    row = gl.arange(0, CHUNK, layout=gl.SliceLayout(1, ACROSS))[:, None]
+    column = gl.arange(0, TILE, layout=gl.SliceLayout(0, ACROSS))[None, :]
+    tile = row // TILE
+    at = row * CHUNK + column
+    a = gl.where(row % TILE >= column, a, 0.0)
+    cdna4.buffer_store(gl.where(tile == 0, a, q0).to(gl.bfloat16), to, at)
+    cdna4.buffer_store(gl.where(tile == 1, a, gl.where(tile > 1, q1, 0.0)).to(gl.bfloat16), to, at + TILE)
+    cdna4.buffer_store(gl.where(tile == 2, a, gl.where(tile > 2, q2, 0.0)).to(gl.bfloat16), to, at + 2 * TILE)
+    cdna4.buffer_store(gl.where(tile == 3, a, 0.0).to(gl.bfloat16), to, at + 3 * TILE)
+
+
+@gluon.jit
+def solve(m, m0, m1, m2, pb, ldb):
+    """T as a left factor, in two bf16 parts: from K's tiles on the diagonal, its columns of tiles below, and b at `pb`."""
+    # Inverted tiles on the diagonal, times beta.
+    square = gl.allocate_shared_memory(gl.float32, [CHUNK, CHUNK], SQUARE)
+    square.slice(0 * TILE, TILE, dim=1).store(m0)
+    square.slice(1 * TILE, TILE, dim=1).store(m1)
+    square.slice(2 * TILE, TILE, dim=1).store(m2)
+    m = gl.convert_layout(gl.reshape(m, [4, TILE, TILE]), DIAGONAL)
+    batch = gl.arange(0, 4, layout=gl.SliceLayout(1, gl.SliceLayout(2, DIAGONAL)))[:, None]
+    i = gl.arange(0, TILE, layout=gl.SliceLayout(0, gl.SliceLayout(2, DIAGONAL)))[None, :]
+    batch_j = gl.arange(0, 4, layout=gl.SliceLayout(1, gl.SliceLayout(1, DIAGONAL)))[:, None]
+    j = gl.arange(0, TILE, layout=gl.SliceLayout(0, gl.SliceLayout(1, DIAGONAL)))[None, :]
+    beta_i = reciprocal(1.0 + gl.exp2(cdna4.buffer_load(pb, (batch * TILE + i) * ldb) * -LOG2_E))
+    beta_j = reciprocal(1.0 + gl.exp2(cdna4.buffer_load(pb, (batch_j * TILE + j) * ldb) * -LOG2_E))
+    m = gl.where(i[:, :, None] > j[:, None, :], beta_i[:, :, None] * m, 0.0)
+    diagonal = gl.allocate_shared_memory(gl.float32, [CHUNK, TILE], THIN)
+    diagonal.store(gl.reshape(inverse(m) * beta_j[:, None, :], [CHUNK, TILE]))
+
+    # The other tiles of T, by columns from right to left; rows of T stay in their wave.
+    solved = ()
+    for n in gl.static_range(4):
+        solved = solved + (column(solved, square, diagonal, 3 - n),)
+    high = gl.allocate_shared_memory(gl.bfloat16, [CHUNK, CHUNK], FACTOR)
+    low = gl.allocate_shared_memory(gl.bfloat16, [CHUNK, CHUNK], FACTOR)
+    for n in gl.static_range(4):
+        upper = solved[n].to(gl.bfloat16)
+        high.slice((3 - n) * TILE, TILE, dim=1).store(upper)
+        low.slice((3 - n) * TILE, TILE, dim=1).store((solved[n] - upper.to(gl.float32)).to(gl.bfloat16))
+    t_high = high.load(gl.DotOperandLayout(0, KEYS, 8))
+    return t_high, low.load(gl.DotOperandLayout(0, KEYS, 8))
+
+
+@gluon.jit
+def prepare_mix(step, q, k, v, f, b, wq, wk, wv, a_log, dt_bias, window, ws_w, ws_q, ws_k, ws_u, ws_a, ws_decay, H, ldq, ldk, ldv,
+                ldf, ldb, ldw, bounded, bound, l2_eps, scale):
+    """The chunk that begins in a block of 64 tokens of the step, if any; grid (ceil(tokens / 64), H).
+
+    q, k, v before the convolution of four taps, f the gate's projection, b before the sigmoid. The window is read where fewer than
+    three of the request's tokens lie ahead of the chunk in the step, and never moved.
+    """
     block = gl.program_id(0)
     head = gl.program_id(1)
     first = chunk_in(step, block)
@@ -307,16 +358,7 @@ def prepare_mix(step, q, k, v, f, b, wq, wk, wv, a_log, dt_bias, window, ws_w, w
         kept = gl.convert_layout(right.to(gl.bfloat16), BESIDE, assert_trivial=True)
         cdna4.buffer_store(kept, ws_k + slot * CHUNK * D, gl.convert_layout(key * CHUNK + token, BESIDE, assert_trivial=True))
 
-        # A with zeros above the diagonal.
-        col_a = gl.arange(0, TILE, layout=gl.SliceLayout(0, ACROSS))[None, :]
-        in_tile = gl.arange(0, CHUNK, layout=gl.SliceLayout(1, ACROSS))[:, None] % TILE
-        a = gl.where(in_tile >= col_a, a, 0.0)
-        to_a = gl.arange(0, CHUNK, layout=gl.SliceLayout(1, ACROSS))[:, None] * CHUNK + col_a
-        pa = ws_a + slot * CHUNK * CHUNK
-        cdna4.buffer_store(gl.where(row_a == 0, a, q0).to(gl.bfloat16), pa, to_a)
-        cdna4.buffer_store(gl.where(row_a == 1, a, gl.where(row_a > 1, q1, 0.0)).to(gl.bfloat16), pa, to_a + TILE)
-        cdna4.buffer_store(gl.where(row_a == 2, a, gl.where(row_a > 2, q2, 0.0)).to(gl.bfloat16), pa, to_a + 2 * TILE)
-        cdna4.buffer_store(gl.where(row_a == 3, a, 0.0).to(gl.bfloat16), pa, to_a + 3 * TILE)
+        store_a(ws_a + slot * CHUNK * CHUNK, a, q0, q1, q2)
 
         # v is wanted to more than eight bits: U has its size, and errors of U are those of the outputs.
         x_v = filtered(v + t * ldv + at, ldv, wv + at * 4, past + 2 * H * D, pitch, before, started)
@@ -326,36 +368,7 @@ def prepare_mix(step, q, k, v, f, b, wq, wk, wv, a_log, dt_bias, window, ws_w, w
         rests = gl.allocate_shared_memory(gl.bfloat16, [CHUNK, D], BY_TOKEN)
         rests.store(gl.reshape((x_v - rounded.to(gl.float32)).to(gl.bfloat16), [CHUNK, D]))
 
-        # Inverted tiles on the diagonal, times beta.
-        square = gl.allocate_shared_memory(gl.float32, [CHUNK, CHUNK], SQUARE)
-        square.slice(0 * TILE, TILE, dim=1).store(m0)
-        square.slice(1 * TILE, TILE, dim=1).store(m1)
-        square.slice(2 * TILE, TILE, dim=1).store(m2)
-        m = gl.convert_layout(gl.reshape(m, [4, TILE, TILE]), DIAGONAL)
-        batch = gl.arange(0, 4, layout=gl.SliceLayout(1, gl.SliceLayout(2, DIAGONAL)))[:, None]
-        i = gl.arange(0, TILE, layout=gl.SliceLayout(0, gl.SliceLayout(2, DIAGONAL)))[None, :]
-        batch_j = gl.arange(0, 4, layout=gl.SliceLayout(1, gl.SliceLayout(1, DIAGONAL)))[:, None]
-        j = gl.arange(0, TILE, layout=gl.SliceLayout(0, gl.SliceLayout(1, DIAGONAL)))[None, :]
-        pb = b + t * ldb + head
-        beta_i = reciprocal(1.0 + gl.exp2(cdna4.buffer_load(pb, (batch * TILE + i) * ldb) * -LOG2_E))
-        beta_j = reciprocal(1.0 + gl.exp2(cdna4.buffer_load(pb, (batch_j * TILE + j) * ldb) * -LOG2_E))
-        m = gl.where(i[:, :, None] > j[:, None, :], beta_i[:, :, None] * m, 0.0)
-        diagonal = gl.allocate_shared_memory(gl.float32, [CHUNK, TILE], THIN)
-        diagonal.store(gl.reshape(inverse(m) * beta_j[:, None, :], [CHUNK, TILE]))
-
-        # The other tiles of T, by columns from right to left; rows of T stay in their wave.
-        solved = ()
-        for n in gl.static_range(4):
-            solved = solved + (column(solved, square, diagonal, 3 - n),)
-        high = gl.allocate_shared_memory(gl.bfloat16, [CHUNK, CHUNK], FACTOR)
-        low = gl.allocate_shared_memory(gl.bfloat16, [CHUNK, CHUNK], FACTOR)
-        for n in gl.static_range(4):
-            upper = solved[n].to(gl.bfloat16)
-            high.slice((3 - n) * TILE, TILE, dim=1).store(upper)
-            low.slice((3 - n) * TILE, TILE, dim=1).store((solved[n] - upper.to(gl.float32)).to(gl.bfloat16))
-
-        t_high = high.load(gl.DotOperandLayout(0, KEYS, 8))
-        t_low = low.load(gl.DotOperandLayout(0, KEYS, 8))
+        t_high, t_low = solve(m, m0, m1, m2, b + t * ldb + head, ldb)
         factor = keys.load(gl.DotOperandLayout(1, KEYS, 8))
         out = cdna4.mfma(t_low, factor, gl.zeros([CHUNK, D], gl.float32, KEYS))
         out = cdna4.mfma(t_high, factor, out)

@@ -1,10 +1,10 @@
-"""The scan of a request's chunks for heads of 128 x 128 and bf16 factors: one wave per 16 values, nothing through LDS between chunks.
+"""The scan of chunks for heads of 128 x 128 and bf16 factors: one wave per 16 values, nothing through LDS between chunks.
 
 Operands come from the scratch straight into the lanes of the matrix instructions, because `prepare` laid them out along the
 summed dimension; each is loaded for the next chunk as soon as this one has used it, so only the state's chain is serial: to bf16,
 two products, to bf16, two products. Outputs leave four values a lane. Tokens around whole chunks take the token
-routine, in the layout of `kda_decode`: `scan` has their inputs behind convolution, norms and gates, as `kda_chunk` gets them, `mix` does what
-leads there itself. Rejected: four waves along keys, which exchange the state and V' at barriers.
+routine, in the layout of `kda_decode`: `scan` has their inputs behind convolution, norms and gates, as `kda_chunk` gets them;
+`mix` makes them from the layer's inputs, 16 values side by side, as decoding in one launch would. Rejected: four waves along keys, which exchange the state and V' at barriers.
 """
 
 from triton.experimental import gluon
