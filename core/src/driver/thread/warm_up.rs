@@ -9,7 +9,10 @@
 //! it knows a device's throughput, not this machine's.
 
 use super::{EngineThread, copy};
-use crate::request::{Request, RequestId, SamplingParams};
+use crate::{
+    request::{Request, RequestId, SamplingParams},
+    scheduler::trace::StepTrace,
+};
 
 /// Requests at once, one group after the other: a group's costs hold up to the next.
 const GROUPS: [u32; 3] = [1, 4, 16];
@@ -43,6 +46,7 @@ impl EngineThread {
         }
         copy(&mut self.state, &mut self.idle);
         self.state.end_warm_up();
+        *self.shared.trace() = StepTrace::default();
         Ok(())
     }
 
