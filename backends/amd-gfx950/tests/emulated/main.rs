@@ -9,6 +9,7 @@ mod fault;
 mod find;
 mod gemm;
 mod header;
+mod kda_mix;
 mod linear;
 mod mla;
 mod mla_prefill;
