@@ -32,8 +32,10 @@ fn main() {
         }
     };
     println!("{}", table::HEAD);
-    for row in rows::all().into_iter().filter(|r| wanted(&r.title)) {
-        match session.measure(&row) {
+    let all = rows::all().into_iter().map(|row| (row, table::KERNELS));
+    let rows = all.chain(rows::expanded().into_iter().map(|row| (row, table::FORMS)));
+    for (row, sets) in rows.filter(|(row, _)| wanted(&row.title)) {
+        match session.measure(&row, &sets) {
             Ok(lines) => print!("{lines}"),
             Err(why) => {
                 eprintln!("modelled: {}: {why}", row.title);

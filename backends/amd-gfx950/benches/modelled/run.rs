@@ -10,20 +10,27 @@ use tokenspeed_backend_api::{
     record::OpRecord,
 };
 
-use crate::{find, launches::Sum, op::Op, rows::Row, table};
+use crate::{
+    find,
+    launches::Sum,
+    op::Op,
+    rows::Row,
+    table::{self, Sets},
+};
 
-/// Kernels that run whole: on whose results the addresses of others depend, and one whose neighbouring work-groups share rows in
+/// Kernels that run whole: on whose results the addresses of others depend, and some whose neighbouring work-groups share rows or lines in
 /// part, which a sample does not see.
-const WHOLE: &str = "sort,clear,count,cut,place,deal,short_conv,short_conv_long";
+const WHOLE: &str = "sort,clear,count,cut,place,deal,survey,short_conv,short_conv_long,prepare_mix,mix,finish";
 const TIMEOUT_NS: u64 = 3_600_000_000_000;
 /// Bytes of the memory-side cache.
 const SIDE_CACHE: u64 = 256 << 20;
 /// Operands start at multiples of this.
 const ALIGN: u64 = 256;
 
-/// The backend on the emulator, twice.
+/// The backend on the emulator, by each set of options.
 pub struct Session {
     devices: Vec<Device>,
+    best: bool,
     _backend: Backend,
     hip: &'static Hip,
     log: PathBuf,
@@ -51,23 +58,24 @@ impl Session {
         }
         let hip = tokenspeed_amd_gfx950::hip::load().map_err(|e| e.to_string())?;
         let backend = load("amd-gfx950", &SearchPaths::only([])).map_err(|e| e.to_string())?;
-        let open = |kernels| backend.open(0, &[("kernels", kernels)]).map_err(|e| e.to_string());
-        let names: &[&str] = if best { &["best"] } else { &["best", "portable"] };
-        let devices = names.iter().map(|name| open(name)).collect::<Result<_, _>>()?;
+        let open = |option| backend.open(0, &[option]).map_err(|e| e.to_string());
+        let options = [("kernels", "best"), ("kernels", "portable"), ("mla_prefill", "expanded")];
+        let devices = options.into_iter().map(open).collect::<Result<_, _>>()?;
         std::fs::write(&log, "").map_err(|e| format!("{}: {e}", log.display()))?;
-        Ok(Self { devices, _backend: backend, hip, log, listed })
+        Ok(Self { devices, _backend: backend, hip, log, listed, best })
     }
 
     /// Both lines of a row.
     ///
     /// # Errors
     /// Whatever the backend says.
-    pub fn measure(&self, row: &Row) -> Result<String, String> {
+    pub fn measure(&self, row: &Row, sets: &Sets) -> Result<String, String> {
         // Whichever cut needs less: what lies between the ops of the other is no need.
         let needs = |ops: &[Op]| ops.iter().map(|op| op.floor_bytes).sum::<f64>();
         let floor = needs(&row.ops[0]).min(needs(&row.ops[1]));
         let mut sums = Vec::new();
-        for (i, (device, ops)) in self.devices.iter().zip(&row.ops).enumerate() {
+        for (i, (device, ops)) in sets.devices.iter().zip(&row.ops).take(if self.best { 1 } else { 2 }).enumerate() {
+            let device = &self.devices[*device];
             let before = std::fs::metadata(&self.log).map_err(|e| e.to_string())?.len();
             // Portable kernels do many times the work: there a sample has to do.
             let behind = row.behind && (i == 0 || row.sample == 0);
@@ -88,7 +96,7 @@ impl Session {
             sum.behind = sum.behind.map(|bytes| bytes + left as f64);
             sums.push(sum);
         }
-        Ok(table::lines(row, floor, &sums))
+        Ok(table::lines(row, floor, &sums, sets))
     }
 
     fn logged(&self, from: u64) -> Result<String, String> {

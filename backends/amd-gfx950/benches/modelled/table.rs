@@ -10,14 +10,28 @@ pub const HEAD: &str = "\
 /// Largest share of the floor that memory-bound steps may move.
 const GATE: f64 = 1.15;
 
+/// What a row compares: devices of the session, and what their lines are called.
+pub struct Sets {
+    /// The first line's and the second's.
+    pub devices: [usize; 2],
+    /// Names.
+    pub names: [&'static str; 2],
+}
+
+/// The best kernels and the portable ones.
+pub const KERNELS: Sets = Sets { devices: [0, 1], names: ["best", "portable"] };
+/// Both forms of latent attention for long steps.
+pub const FORMS: Sets = Sets { devices: [2, 0], names: ["expanded", "absorbed"] };
+
 /// Two lines, or one where both sets of kernels are the same.
-pub fn lines(row: &Row, floor: f64, sums: &[Sum]) -> String {
-    let [best, portable] = sums else { return sums.iter().map(|s| line(row, floor, "best", s, "")).collect() };
+pub fn lines(row: &Row, floor: f64, sums: &[Sum], sets: &Sets) -> String {
+    // With a ratio of blank, since only second lines have none.
+    let [best, portable] = sums else { return sums.iter().map(|s| line(row, floor, sets.names[0], s, " ")).collect() };
     let alike = best == portable;
     let ratio = if alike { "".to_string() } else { format!("{:.2}x", portable.micros / best.micros) };
-    let mut out = line(row, floor, if alike { "the same" } else { "best" }, best, &ratio);
+    let mut out = line(row, floor, if alike { "the same" } else { sets.names[0] }, best, &ratio);
     if !alike {
-        out += &line(row, floor, "portable", portable, "");
+        out += &line(row, floor, sets.names[1], portable, "");
     }
     out
 }
@@ -34,10 +48,11 @@ fn line(row: &Row, floor: f64, kernels: &str, s: &Sum, ratio: &str) -> String {
     let least = if row.macs > 0.0 { format!("{:.2}", s.macs / row.macs) } else { String::new() };
     let conflicts = s.conflicts().map_or_else(String::new, |c| format!("{:.0}%", 100.0 * c));
     let (_, kernel, [registers, waves, groups], bound) = &s.longest;
-    let published = if kernels == "portable" { "" } else { row.published };
+    let second = ratio.is_empty() && kernels != "the same";
+    let published = if second { "" } else { row.published };
     format!(
         "| {} | {kernels} | {} | {about}{:.2}{mark} | {about}{over:.2}{gate}{without} | {about}{:.1} | {least} | {:.0}% | {conflicts} | {kernel}: {registers}, {waves}, {groups} | {:.1} | {bound} | {ratio} | {published} |\n",
-        if kernels == "portable" { "" } else { &row.title },
+        if second { "" } else { &row.title },
         s.launches,
         bytes / 1e6,
         s.fetched_bytes / floor,

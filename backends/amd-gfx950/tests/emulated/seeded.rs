@@ -8,8 +8,12 @@ use std::{
     process::Command,
 };
 
-use tokenspeed_backend_api::conform::{self, Options};
+use tokenspeed_backend_api::{
+    conform::{self, Options},
+    dtype::DType,
+};
 
+use crate::kda_mix;
 use crate::support::{backend_device, configure, emulator, heal, report};
 
 /// An edit: in `file` of `kernels/`, `from` becomes `to`; `kernels` are the variants to compile, by how their names begin.
@@ -194,6 +198,40 @@ fn a_slab_takes_the_first_ones_weights() {
     assert_ne!(one, two, "not caught by {}", bug.check);
 }
 
+/// Bugs of the three launches of a layer whose program can hold a chunk: the suite's Kimi heads are in smaller programs, so the check is
+/// `kda_mix::three_launches_are_the_reference`.
+fn caught_by_layers(name: &str, gate: kda_mix::Gate, file: &'static str, from: &'static str, to: &'static str) {
+    let kernels = "kda_mix_prepare_f32,kda_mix_scan_f32,kda_mix_finish_f32";
+    let bug = Bug { file, from, to, kernels, op: "kda_mix", check: "three_launches_are_the_reference" };
+    let Some(folder) = planted(name, &bug) else { return };
+    let [largest, mean] = kda_mix::worst(gate, DType::F32).expect("the bug's kernels were just made");
+    std::fs::remove_dir_all(&folder).unwrap();
+    // NaN is no small error.
+    let fine = largest <= kda_mix::LARGEST && mean <= kda_mix::MEAN;
+    assert!(!fine, "{name}: not caught by {}: largest error {largest}, {mean} rms", bug.check);
+}
+
+/// A chunk that begins with the request's tokens of the step does not see the window.
+#[test]
+fn a_chunk_forgets_the_window() {
+    let (from, to) = ("    if before < 3:", "    if before < 0:");
+    caught_by_layers("a_chunk_forgets_the_window", kda_mix::BOUNDED, "kda_prepare.py", from, to);
+}
+
+/// The window behind a step is a token too old.
+#[test]
+fn a_window_is_moved_too_little() {
+    let (from, to) = ("p = length - 3 + m", "p = length - 4 + m");
+    caught_by_layers("a_window_is_moved_too_little", kda_mix::BOUNDED, "kda_finish.py", from, to);
+}
+
+/// 117: the same in the kernel that prepares chunks from the layer's inputs.
+#[test]
+fn strong_decay_overflows_in_a_layer() {
+    let (from, to) = ("WEAKEST = gl.constexpr(-115.0)", "WEAKEST = gl.constexpr(-1e30)");
+    caught_by_layers("strong_decay_overflows_in_a_layer", kda_mix::STRONG, "kda_prepare.py", from, to);
+}
+
 /// 117: decay ratios inside a tile are formed as products whatever the gate. The suite's gates are too weak for that, so the
 /// check is one made for strong gates.
 #[test]
@@ -211,4 +249,38 @@ fn strong_decay_overflows() {
     std::fs::remove_dir_all(&folder).unwrap();
     // NaN is no small error.
     assert!(worst.is_nan() || worst > 0.04, "not caught by {}: largest error {worst} rms", bug.check);
+}
+
+/// Bugs in the expanded form of latent attention, which the suite's steps are too short for: the check is one made for it, in the
+/// words that stand last.
+macro_rules! expanded_bugs {
+    ($($(#[doc = $doc:literal])* $name:ident: $from:literal => $to:literal, $check:literal;)*) => {$(
+        $(#[doc = $doc])*
+        #[test]
+        fn $name() {
+            let (file, kernels) = ("mla_prefill.py", "mla_survey,mla_expand_bf16,mla_prefill");
+            let bug = Bug { file, from: $from, to: $to, kernels, op: "mla_mix", check: $check };
+            let Some(folder) = planted(stringify!($name), &bug) else { return };
+            let found = crate::mla_prefill::rounds_agree().expect("the bug's kernels were just made");
+            heal(emulator());
+            std::fs::remove_dir_all(&folder).unwrap();
+            let words = found.expect_err(concat!(stringify!($name), ": not caught"));
+            assert!(words.contains(bug.check), "{:?} is not in {words}", bug.check);
+        }
+    )*};
+}
+
+expanded_bugs! {
+    /// Values are loaded over those that the other group of waves is still multiplying: a ring one step too short.
+    the_other_groups_values_are_overwritten: "VALUES = gl.constexpr(4)" => "VALUES = gl.constexpr(3)",
+        "in flight";
+    /// The stage that multiplies begins before its keys and values are there.
+    nobody_waits_for_the_next_keys: "                async_copy.wait_group(0)" => "                async_copy.wait_group(1)",
+        "in flight";
+    /// A round begins with the greatest scores of the round before, but without its sums of weights.
+    sums_of_weights_are_forgotten_between_rounds: "total = gl.load(state + pair + 1)" => "total = gl.load(state + pair)",
+        "other bits in rounds";
+    /// Off-by-one mask: a token does not see itself.
+    a_long_requests_newest_key_is_masked: "k[None, None, None, :] <= last, parts" => "k[None, None, None, :] < last, parts",
+        "NMSE";
 }
