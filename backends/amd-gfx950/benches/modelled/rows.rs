@@ -17,12 +17,17 @@ const CHOSEN: u64 = 16;
 const COLUMNS: u64 = 384;
 const PAGE: u64 = 64;
 
+/// The sets of kernels that most rows compare.
+const BEST: [&str; 2] = ["best", "portable"];
+
 /// One step, by two sets of kernels.
 pub struct Row {
     /// Name in the table.
     pub title: String,
-    /// Its ops with the best kernels, and with portable ones.
+    /// Its ops with two sets of kernels.
     pub ops: [Vec<Op>; 2],
+    /// Which: names of [`crate::run::DEVICES`].
+    pub kernels: [&'static str; 2],
     /// Multiply-adds that the mathematics needs, of those that matrix units do; 0 = nothing worth counting.
     pub macs: f64,
     /// The gate on bytes applies.
@@ -41,7 +46,7 @@ fn row(
     sample: u32,
     published: &'static str,
 ) -> Row {
-    Row { title, ops: [vec![make()], vec![make()]], macs, memory_bound, sample, published }
+    Row { title, ops: [vec![make()], vec![make()]], kernels: BEST, macs, memory_bound, sample, published }
 }
 
 /// A layer of KDA behind its input projections.
@@ -164,6 +169,12 @@ fn gemm(tokens: usize, n: u64, k: u64) -> Op {
     Op::new(OpKind::Gemm, &[(0, tokens)]).value(&[k]).weight(DType::BF16, &[n, k]).value(&[n])
 }
 
+/// The same with a weight that is quantised at load.
+fn gemm_fp8(tokens: usize, n: u64, k: u64) -> Op {
+    let weight = (n * k + 4 * n) as f64;
+    Op::new(OpKind::Gemm, &[(0, tokens)]).value(&[k]).part(DType::BF16, &[n, k], weight).value(&[n])
+}
+
 /// Columns of the shared experts.
 const SHARED: u64 = 768;
 
@@ -241,6 +252,7 @@ pub fn all() -> Vec<Row> {
         rows.push(Row {
             title: format!("AttnRes of 9 in two parts, {tokens} tokens"),
             ops: [attn_res_parts(tokens), vec![attn_res(tokens)]],
+            kernels: BEST,
             macs: 0.0,
             memory_bound: true,
             sample: 0,
@@ -261,6 +273,7 @@ pub fn all() -> Vec<Row> {
             rows.push(Row {
                 title: format!("MoE {name}, {tokens} tokens"),
                 ops,
+                kernels: BEST,
                 macs: (tokens as u64 * columns) as f64,
                 memory_bound: true,
                 sample: 0,
@@ -275,6 +288,20 @@ pub fn all() -> Vec<Row> {
             let title = format!("GEMM {name} {n}x{k}, {tokens} tokens");
             let macs = (tokens as u64 * n * k) as f64;
             rows.push(row(title, move || gemm(tokens, n, k), macs, true, 0, "2.0-3.0x"));
+        }
+    }
+    // The head keeps its factors.
+    for (n, k, name) in [(6288, HIDDEN, "KDA in"), (3648, HIDDEN, "MLA in"), (HIDDEN, CHANNELS, "out")] {
+        for tokens in [1, 16, 64, 8192] {
+            rows.push(Row {
+                title: format!("GEMM of e4m3, {name} {n}x{k}, {tokens} tokens"),
+                ops: [vec![gemm_fp8(tokens, n, k)], vec![gemm(tokens, n, k)]],
+                kernels: ["fp8", "best"],
+                macs: (tokens as u64 * n * k) as f64,
+                memory_bound: tokens <= 64,
+                sample: if tokens > 64 { 3 } else { 0 },
+                published: "",
+            });
         }
     }
     rows

@@ -4,7 +4,7 @@ use std::{ffi::CString, io::Read as _, io::Seek as _, path::PathBuf};
 
 use tokenspeed_amd_gfx950::hip::Hip;
 use tokenspeed_backend_api::{
-    abi::{TS_BIND_ACTIVATIONS, TS_BIND_CACHE, TS_BIND_OUTPUT, TS_BIND_STEP, TS_BIND_TABLES},
+    abi::{TS_BIND_ACTIVATIONS, TS_BIND_CACHE, TS_BIND_OUTPUT, TS_BIND_STEP, TS_BIND_TABLES, TS_BIND_WEIGHTS},
     backend::{ArenaKind, Backend, Bindings, Device},
     loader::{SearchPaths, load},
     record::OpRecord,
@@ -19,9 +19,13 @@ const TIMEOUT_NS: u64 = 3_600_000_000_000;
 /// Operands start at multiples of this.
 const ALIGN: u64 = 256;
 
-/// The backend on the emulator, twice.
+/// Names of sets of kernels, and the device options that choose them.
+pub const DEVICES: [(&str, &[(&str, &str)]); 3] =
+    [("best", &[]), ("portable", &[("kernels", "portable")]), ("fp8", &[("precision", "fp8")])];
+
+/// The backend on the emulator, opened with each of [`DEVICES`].
 pub struct Session {
-    devices: [Device; 2],
+    devices: Vec<(&'static str, Device)>,
     _backend: Backend,
     hip: &'static Hip,
     log: PathBuf,
@@ -49,8 +53,8 @@ impl Session {
         }
         let hip = tokenspeed_amd_gfx950::hip::load().map_err(|e| e.to_string())?;
         let backend = load("amd-gfx950", &SearchPaths::only([])).map_err(|e| e.to_string())?;
-        let open = |kernels| backend.open(0, &[("kernels", kernels)]).map_err(|e| e.to_string());
-        let devices = [open("best")?, open("portable")?];
+        let open = |(name, options)| Ok((name, backend.open(0, options).map_err(|e| e.to_string())?));
+        let devices = DEVICES.into_iter().map(open).collect::<Result<_, String>>()?;
         std::fs::write(&log, "").map_err(|e| format!("{}: {e}", log.display()))?;
         Ok(Self { devices, _backend: backend, hip, log, listed })
     }
@@ -65,7 +69,8 @@ impl Session {
         let needs = |ops: &[Op]| ops.iter().map(|op| op.floor_bytes).sum::<f64>();
         let floor = needs(&row.ops[0]).min(needs(&row.ops[1]));
         let mut sums = Vec::new();
-        for (device, ops) in self.devices.iter().zip(&row.ops) {
+        for (kernels, ops) in row.kernels.iter().zip(&row.ops) {
+            let (_, device) = self.devices.iter().find(|(name, _)| name == kernels).expect("a name of DEVICES");
             let before = std::fs::metadata(&self.log).map_err(|e| e.to_string())?.len();
             for op in ops {
                 launch(device, op)?;
@@ -133,6 +138,12 @@ fn launch(device: &Device, op: &Op) -> Result<(), String> {
     let step = device.arena_alloc(ArenaKind::Step, block.len() as u64).map_err(fail)?;
     let mut bindings = Bindings::new();
     bindings.bind_all(TS_BIND_STEP, &step).bind_all(TS_BIND_ACTIVATIONS, &arena);
+    if let Some(pack) = support.pack {
+        // Zeros in whatever form.
+        bindings.bind_all(TS_BIND_WEIGHTS, &device.arena_alloc(ArenaKind::Weights, pack.bytes).map_err(fail)?);
+        let operand = &mut record.operands[pack.operand as usize];
+        (operand.binding, operand.offset, operand.layout) = (TS_BIND_WEIGHTS, 0, pack.layout);
+    }
     for (slot, kind) in
         [(TS_BIND_TABLES, ArenaKind::Tables), (TS_BIND_CACHE, ArenaKind::Cache), (TS_BIND_OUTPUT, ArenaKind::Output)]
     {

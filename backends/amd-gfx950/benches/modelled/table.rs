@@ -15,9 +15,9 @@ pub fn lines(row: &Row, floor: f64, sums: &[Sum]) -> String {
     let [best, portable] = sums else { return String::new() };
     let alike = best == portable;
     let ratio = if alike { "".to_string() } else { format!("{:.2}x", portable.micros / best.micros) };
-    let mut out = line(row, floor, if alike { "the same" } else { "best" }, best, &ratio);
+    let mut out = line(row, floor, if alike { "the same" } else { row.kernels[0] }, best, &ratio);
     if !alike {
-        out += &line(row, floor, "portable", portable, "");
+        out += &line(row, floor, row.kernels[1], portable, "");
     }
     out
 }
@@ -29,10 +29,11 @@ fn line(row: &Row, floor: f64, kernels: &str, s: &Sum, ratio: &str) -> String {
     let least = if row.macs > 0.0 { format!("{:.2}", s.macs / row.macs) } else { String::new() };
     let conflicts = s.conflicts().map_or_else(String::new, |c| format!("{:.0}%", 100.0 * c));
     let (_, kernel, [registers, waves, groups], bound) = &s.longest;
-    let published = if kernels == "portable" { "" } else { row.published };
+    let second = kernels == row.kernels[1];
+    let published = if second { "" } else { row.published };
     format!(
         "| {} | {kernels} | {} | {about}{:.2} | {about}{over:.2}{gate} | {about}{:.1} | {least} | {:.0}% | {conflicts} | {kernel}: {registers}, {waves}, {groups} | {:.1} | {bound} | {ratio} | {published} |\n",
-        if kernels == "portable" { "" } else { &row.title },
+        if second { "" } else { &row.title },
         s.launches,
         s.hbm_bytes / 1e6,
         s.fetched_bytes / floor,
