@@ -2,8 +2,8 @@
 
 A wave makes 16 columns: weights and rows come from memory in the registers in which the matrix instruction takes them, RING steps
 ahead, and nothing goes through LDS, so nothing waits for a neighbour. Steps of K, their order and the instruction are those
-of `gemm.multiply`. Where a product is narrow (fewer tiles than compute units) the instructions of a wave decide, no longer the
-bytes: this takes about a third of them.
+of `gemm.multiply`. Where a product is narrow (fewer tiles than compute units) the instructions of a wave would decide, no longer the
+bytes: with these few, bytes do.
 
 `several` makes the products of one input with up to six weights, which stay where they are: a tile belongs to one of them. Each alone
 would have too few tiles to draw on all of the memory. `linear` adds a bias, or brings the residual stream forward.

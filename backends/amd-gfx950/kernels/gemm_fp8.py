@@ -5,10 +5,11 @@ KiB each as it lies (lane l: row l % 16, columns 16 (l / 16) .. + 15 of either h
 with another and nothing goes through LDS. Its rows and columns are padded with zeros to whole tiles; scales are f32, applied to
 the sums.
 
-Rows are rounded as `fp8.quantise` does it. `few` does so in the registers in which the instruction wants them, a tile of 16
-rows and 16 columns to a wave: a launch before it would take longer. `many` takes rows that were rounded by such a launch, since
-every tile of columns would round them again, and shares them between its waves through two LDS buffers of a step. Either walks K
-in the same steps by the same instruction, so a row's bits are the same in both.
+Rows are rounded as `fp8.quantise` does it. `few`, a tile of 16 rows and 16 columns to a wave, does so in the registers in which the
+instruction wants them: for the few rows of a small step, a launch before it would take longer. From a handful of rows on they are
+rounded by such a launch, since every tile of columns would fetch 4 bytes a value and round them again. `many` takes these only, and
+shares them between its waves through two LDS buffers of a step. All walk K in the same steps by the same instruction, so a row's
+bits are the same.
 
 Rows, columns and steps outside are masked: nothing is fetched, and the hardware returns zeros.
 """
@@ -69,8 +70,22 @@ def rounded(v):
 
 
 @gluon.jit
-def product(x, w, rows, first, M, N, K, KP, ldx, RING: gl.constexpr):
-    """Sums of 16 f32 rows from `rows` on and 16 columns from `first` on."""
+def fetch(px, ps, ox, os, mine, scaled_rows, k, w, ow, at, steps, K, ROUNDED: gl.constexpr):
+    """Rows, their scales and weights of the step `at`, nothing behind the last; rows that are not rounded yet have no scales."""
+    rows = cdna4.buffer_load(px, ox + at * STEP, mask=mine & (k + at * STEP < K)[None, :])
+    weights = cdna4.buffer_load(w, ow + gl.where(at < steps, at * TILE, BEYOND), cache=".cg")
+    if ROUNDED:
+        scale: gl.constexpr = scales_of(ROWS, 1)
+        g = at * (STEP // GROUP) + gl.arange(0, STEP // GROUP, layout=gl.SliceLayout(0, scale))
+        there = scaled_rows[:, None] & (g < K // GROUP)[None, :]
+        return rows, weights, cdna4.buffer_load(ps, os + at * (STEP // GROUP), mask=there)
+    else:
+        return rows, weights, 0
+
+
+@gluon.jit
+def product(x, xs, w, rows, first, M, N, K, KP, ldx, ROUNDED: gl.constexpr, RING: gl.constexpr):
+    """Sums of 16 rows from `rows` on and 16 columns from `first` on: of f32 rows, or of e4m3 ones with scales xs, which touch."""
     left: gl.constexpr = gl.DotOperandLayout(0, mfma_of(1), 16)
     ow = weights_at(first, KP, ROWS)
     r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, left))
@@ -78,43 +93,47 @@ def product(x, w, rows, first, M, N, K, KP, ldx, RING: gl.constexpr):
     px = x + rows.to(gl.int64) * ldx
     ox = r[:, None] * ldx + k[None, :]
     mine = (rows + r < M)[:, None]
+    scale: gl.constexpr = scales_of(ROWS, 1)
+    rs = gl.arange(0, ROWS, layout=gl.SliceLayout(1, scale))
+    ps = xs + rows.to(gl.int64) * (K // GROUP)
+    os = rs[:, None] * (K // GROUP) + gl.arange(0, STEP // GROUP, layout=gl.SliceLayout(0, scale))[None, :]
     steps = KP // STEP
     ring = ()
     for j in gl.static_range(RING):
-        ring = ring + (cdna4.buffer_load(px, ox + j * STEP, mask=mine & (k + j * STEP < K)[None, :]),
-                       cdna4.buffer_load(w, ow + gl.where(j < steps, j * TILE, BEYOND), cache=".cg"))
+        ring = ring + fetch(px, ps, ox, os, mine, rows + rs < M, k, w, ow, j, steps, K, ROUNDED)
         hint.sched_barrier()
     acc = gl.zeros([ROWS, ROWS], gl.float32, mfma_of(1))
     for start in range(0, steps, RING):
         fresh = ()
         for j in gl.static_range(RING):
-            a, s = rounded(ring[2 * j])
-            acc = cdna4.mfma_scaled(a, s, "e4m3", ring[2 * j + 1], None, "e4m3", acc)
+            if ROUNDED:
+                a, s = ring[3 * j], ring[3 * j + 2]
+            else:
+                a, s = rounded(ring[3 * j])
+            acc = cdna4.mfma_scaled(a, s, "e4m3", ring[3 * j + 1], None, "e4m3", acc)
             hint.sched_barrier()
-            at = start + j + RING
-            fresh = fresh + (cdna4.buffer_load(px, ox + at * STEP, mask=mine & (k + at * STEP < K)[None, :]),
-                             cdna4.buffer_load(w, ow + gl.where(at < steps, at * TILE, BEYOND), cache=".cg"))
+            fresh = fresh + fetch(px, ps, ox, os, mine, rows + rs < M, k, w, ow, start + j + RING, steps, K, ROUNDED)
             hint.sched_barrier()
         ring = fresh
     return scaled(acc, w, first, N, KP, ROWS)
 
 
 @gluon.jit
-def few(step, count_word, count_fixed, x, w, bias, before, total, y, N, K, KP, ldx, ldb, ldt, ldy, keep, BIAS: gl.constexpr,
-        ADD: gl.constexpr, RING: gl.constexpr):
-    """y[M, N] = x[M, K] . w[N, K]^T (+ bias) of f32 rows, and total = before + y as in `gemm_few.linear`; grid (ceil(rows / 16),
-    ceil(N / 16)), a wave each. K is a multiple of 32, KP of 128; a weight is smaller than 2 GiB."""
+def few(step, count_word, count_fixed, x, xs, w, bias, before, total, y, N, K, KP, ldx, ldb, ldt, ldy, keep, BIAS: gl.constexpr,
+        ADD: gl.constexpr, ROUNDED: gl.constexpr, RING: gl.constexpr):
+    """y[M, N] = x[M, K] . w[N, K]^T (+ bias), and total = before + y as in `gemm_few.linear`; grid (ceil(rows / 16), ceil(N / 16)),
+    a wave each. K is a multiple of 32, KP of 128; a weight is smaller than 2 GiB. Scales xs are of rows that are e4m3 already."""
     M = gl.where(count_word == 0, count_fixed, gl.load(step + count_word))
     rows = gl.program_id(0) * ROWS
     if rows < M:
         first = gl.program_id(1) * ROWS
-        acc = product(x, w, rows, first, M, N, K, KP, ldx, RING)
+        acc = product(x, xs, w, rows, first, M, N, K, KP, ldx, ROUNDED, RING)
         gemm_few.finish(acc, bias, before, total, y, rows, first, M, N, ldb, ldt, ldy, keep, BIAS, ADD)
 
 
 @gluon.jit
-def several(step, count_word, count_fixed, x, w0, w1, w2, w3, w4, w5, y0, y1, y2, y3, y4, y5, n0, n1, n2, n3, n4, n5, ly0, ly1, ly2,
-            ly3, ly4, ly5, K, KP, ldx, RING: gl.constexpr):
+def several(step, count_word, count_fixed, x, xs, w0, w1, w2, w3, w4, w5, y0, y1, y2, y3, y4, y5, n0, n1, n2, n3, n4, n5, ly0, ly1,
+            ly2, ly3, ly4, ly5, K, KP, ldx, ROUNDED: gl.constexpr, RING: gl.constexpr):
     """`gemm_few.several` of such weights."""
     M = gl.where(count_word == 0, count_fixed, gl.load(step + count_word))
     rows = gl.program_id(0) * ROWS
@@ -126,7 +145,7 @@ def several(step, count_word, count_fixed, x, w0, w1, w2, w3, w4, w5, y0, y1, y2
         y = gl.multiple_of(gemm_few.of(tile, e0, e1, e2, e3, e4, y0, y1, y2, y3, y4, y5), 16)
         ldy = gemm_few.of(tile, e0, e1, e2, e3, e4, ly0, ly1, ly2, ly3, ly4, ly5)
         first = (tile - start) * ROWS
-        acc = product(x, w, rows, first, M, N, K, KP, ldx, RING)
+        acc = product(x, xs, w, rows, first, M, N, K, KP, ldx, ROUNDED, RING)
         gemm_few.finish(acc, y, y, y, y, rows, first, M, N, ldy, ldy, ldy, 1, False, False)
 
 

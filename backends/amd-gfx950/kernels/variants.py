@@ -222,14 +222,18 @@ def linears():
         constants = {"BIAS": bias, "ADD": add}
         yield variant("shipped", f"linear_few{suffix}", gemm_few.linear, [*COUNT, F32, BF16, *[F32] * 4] + [I32] * 8,
                       {**constants, "RING": 4}, ["ceil(rows/16)", "ceil(N/16)", "1"], ["x", "w", "K", "ldx", "ldw"], warps=1)
-        yield variant("shipped", f"linear_fp8_few{suffix}", gemm_fp8.few, [*COUNT, F32, FP8, *[F32] * 4] + [I32] * 8,
-                      {**constants, "RING": 3}, ["ceil(rows/16)", "ceil(N/16)", "1"], ["x", "w", "K", "KP", "ldx"], warps=1)
+        for form, x, done in (("", F32, False), ("_rounded", FP8, True)):
+            yield variant("shipped", f"linear_fp8_few{form}{suffix}", gemm_fp8.few, [*COUNT, x, U8, FP8, *[F32] * 4] + [I32] * 8,
+                          {**constants, "ROUNDED": done, "RING": 4 if done else 3}, ["ceil(rows/16)", "ceil(N/16)", "1"],
+                          ["x", "w", "K", "KP", "ldx"], warps=1)
     grid = ["ceil(rows/16)", "sum(ceil(ni/16))", "1"]
     outs = [f"y{i}" for i in range(6)]
     yield variant("shipped", "linear_few_several", gemm_few.several, [*COUNT, F32, *[BF16] * 6, *[F32] * 6] + [I32] * 20,
                   {"RING": 4}, grid, ["x", *[f"{k}{i}" for k in ("w", "lw") for i in range(6)], *outs, "K", "ldx"], warps=1)
-    yield variant("shipped", "linear_fp8_several", gemm_fp8.several, [*COUNT, F32, *[FP8] * 6, *[F32] * 6] + [I32] * 15,
-                  {"RING": 3}, grid, ["x", *[f"w{i}" for i in range(6)], *outs, "K", "KP", "ldx"], warps=1)
+    for form, x, done in (("", F32, False), ("_rounded", FP8, True)):
+        yield variant("shipped", f"linear_fp8_several{form}", gemm_fp8.several, [*COUNT, x, U8, *[FP8] * 6, *[F32] * 6] + [I32] * 15,
+                      {"ROUNDED": done, "RING": 4 if done else 3}, grid,
+                      ["x", *[f"w{i}" for i in range(6)], *outs, "K", "KP", "ldx"], warps=1)
     for bias in (False, True):
         for bm, bn, warps in ((64, 32, 2), (128, 128, 4)):
             yield variant("shipped", f"linear_fp8_{bm}x{bn}{'_bias' if bias else ''}", gemm_fp8.many,

@@ -18,6 +18,11 @@ use crate::kernel::{Argument, Extent, Plan};
 pub(super) const TILE: usize = 16;
 /// Weights per launch, the kernels' parts.
 const PARTS: usize = 6;
+/// Most tokens of a program whose products round their rows themselves, and for whose products narrow tiles are best however many
+/// there are: with more, the rows that tiles fetch tell.
+pub(super) const LEAST: usize = 4;
+/// Tiles beyond which products of more tokens fetch their rows too often: as many as compute units.
+const TILES: usize = 256;
 
 /// A product with a kernel here.
 #[derive(Clone, Copy)]
@@ -42,6 +47,12 @@ fn range(o: &Operand) -> std::ops::Range<u64> {
 fn apart(a: &Operand, b: &Operand) -> bool {
     let (a, b) = (range(a), range(b));
     a.end <= b.start || b.end <= a.start
+}
+
+/// Whether an operand of a later op lies outside of this op's scratch, which that op would not know of.
+fn clear(op: &BoundOp<'_>, o: &Operand) -> bool {
+    let o = range(o);
+    o.end <= op.workspace || op.workspace + op.op.workspace_bytes() <= o.start
 }
 
 /// The same values in the same place.
@@ -75,21 +86,45 @@ impl Product {
         gemm::stored(&self.w.tensor).1
     }
 
-    /// Arguments that do not depend on how many products share a launch.
+    /// Arguments that do not depend on how many products share a launch. e4m3 rows are where [`round`] puts them.
     fn input(&self, op: &BoundOp<'_>) -> Vec<(&'static str, Argument)> {
         let [word, fixed] = self.x.count();
         let k = self.x.tensor.row_len();
-        let mut arguments =
-            vec![op.step(), word, fixed, ("x", self.x.pointer()), ("K", int(k)), ("ldx", self.x.stride())];
-        if self.fp8 {
-            arguments.push(("KP", int(gemm_fp8::padded(k))));
+        let mut arguments = vec![op.step(), word, fixed, ("K", int(k))];
+        let plain = [("x", self.x.pointer()), ("ldx", self.x.stride())];
+        if !self.fp8 {
+            arguments.extend(plain);
+            return arguments;
+        }
+        arguments.push(("KP", int(gemm_fp8::padded(k))));
+        let (rows, scales) = gemm_fp8::rounded(op, &self.x);
+        match self.rounds(op) {
+            // Not read.
+            true => arguments.extend([plain[0], plain[1], ("xs", self.x.pointer())]),
+            false => arguments.extend([("x", rows), ("ldx", int(k)), ("xs", scales)]),
         }
         arguments
     }
+
+    /// Whether its kernel rounds rows itself.
+    fn rounds(&self, op: &BoundOp<'_>) -> bool {
+        op.capacity(&self.x) as usize <= LEAST
+    }
+
+    /// Name of its kernel's family.
+    fn family(&self, op: &BoundOp<'_>, name: &str) -> String {
+        match (self.fp8, self.rounds(op)) {
+            (false, _) => format!("linear_{name}"),
+            (true, true) => format!("linear_fp8_{name}"),
+            (true, false) => format!("linear_fp8_{name}_rounded"),
+        }
+    }
 }
 
-/// A launch, unless its arguments do not keep the promises of a kernel that has no form without them.
+/// A launch, with one before it that rounds its rows where it wants that; none, unless its arguments keep the promises of a kernel
+/// that has no form without them.
 fn launch(
+    op: &BoundOp<'_>,
     plan: &mut Plan<'_>,
     kernel: &str,
     (first, tiles): (&Product, usize),
@@ -97,6 +132,9 @@ fn launch(
 ) -> Result<bool, Fault> {
     let kept = plan.library().get(kernel)?.keeps_promises(arguments);
     if kept {
+        if first.fp8 && !first.rounds(op) {
+            gemm_fp8::plan_rounding(op, plan, &first.x)?;
+        }
         plan.launch(kernel, [first.x.rows(TILE as u32), Extent::Fixed(tiles as u32), Extent::ONE], arguments)?;
     }
     Ok(kept)
@@ -104,15 +142,15 @@ fn launch(
 
 /// A launch for one product.
 fn alone(op: &BoundOp<'_>, plan: &mut Plan<'_>, p: &Product, add: Option<&Addition>) -> Result<bool, Fault> {
-    let kernel = match (p.fp8, p.bias.is_some(), add.is_some()) {
-        (_, true, true) => return Ok(false),
-        (false, true, _) => "linear_few_bias",
-        (false, _, true) => "linear_few_add",
-        (false, ..) => "linear_few",
-        (true, true, _) => "linear_fp8_few_bias",
-        (true, _, true) => "linear_fp8_few_add",
-        (true, ..) => "linear_fp8_few",
+    let suffix = match (p.bias.is_some(), add.is_some()) {
+        (true, true) => return Ok(false),
+        // `gemm` fetches rows as they lie.
+        (_, false) if !p.fp8 && !p.rounds(op) && p.tiles() > TILES => return Ok(false),
+        (true, false) => "_bias",
+        (false, true) => "_add",
+        (false, false) => "",
     };
+    let kernel = p.family(op, "few") + suffix;
     let (before, total) = add.map_or((p.y, p.y), |a| (a.before, a.total));
     let mut arguments = p.input(op);
     arguments.extend([
@@ -130,7 +168,7 @@ fn alone(op: &BoundOp<'_>, plan: &mut Plan<'_>, p: &Product, add: Option<&Additi
     if !p.fp8 {
         arguments.push(("ldw", int(p.ldw())));
     }
-    launch(plan, kernel, (p, p.tiles()), &arguments)
+    launch(op, plan, &kernel, (p, p.tiles()), &arguments)
 }
 
 /// Names of the arguments of one of several products.
@@ -155,12 +193,12 @@ fn side_by_side(op: &BoundOp<'_>, plan: &mut Plan<'_>, parts: &[Product]) -> Res
         let values = [p.w.pointer(), p.y.pointer(), int(n), p.y.stride(), int(p.ldw())];
         arguments.extend(NAMES.iter().map(|names| names[i]).zip(values).take(if p.fp8 { 4 } else { 5 }));
     }
-    let kernel = if first.fp8 { "linear_fp8_several" } else { "linear_few_several" };
-    launch(plan, kernel, (first, parts.iter().map(Product::tiles).sum()), &arguments)
+    let kernel = if first.fp8 { first.family(op, "several") } else { "linear_few_several".into() };
+    launch(op, plan, &kernel, (first, parts.iter().map(Product::tiles).sum()), &arguments)
 }
 
 /// The addition right behind a product, if a launch may do both.
-fn addition(p: &Product, next: Option<&BoundOp<'_>>) -> Option<Addition> {
+fn addition(op: &BoundOp<'_>, p: &Product, next: Option<&BoundOp<'_>>) -> Option<Addition> {
     let add = next.filter(|op| op.op.kind() == OpKind::Add)?;
     let [a, b, total] = *add.operands else { return None };
     let before = match (same(&a, &p.y), same(&b, &p.y)) {
@@ -170,6 +208,7 @@ fn addition(p: &Product, next: Option<&BoundOp<'_>>) -> Option<Addition> {
     };
     // Other tiles still read x when one is done; a place may be read and written by the lane that owns it.
     let orderly = apart(&total, &p.x)
+        && clear(op, &total)
         && apart(&before, &p.y)
         && (apart(&total, &p.y) || same(&total, &p.y))
         && (apart(&total, &before) || same(&total, &before));
@@ -189,20 +228,26 @@ pub(super) fn together(ops: &[BoundOp<'_>], plan: &mut Plan<'_>) -> Result<usize
         }
         run.push(next);
     }
-    if run.len() == 1 {
-        let add = addition(&first, ops.get(1));
-        if add.is_some() && alone(&ops[0], plan, &first, add.as_ref())? {
-            return Ok(2);
-        }
-        return Ok(usize::from(alone(&ops[0], plan, &first, None)?));
+    // Rounded rows lie in the scratch of the first op that wants them.
+    let owner = &ops[run.iter().position(|p| p.fp8).unwrap_or(0)];
+    if run.iter().any(|p| !clear(owner, &p.y)) {
+        run.truncate(1);
     }
     let before = plan.launches.len();
-    let (fp8, plain): (Vec<Product>, Vec<Product>) = run.iter().partition(|p| p.fp8);
-    for parts in fp8.chunks(PARTS).chain(plain.chunks(PARTS)) {
-        if !side_by_side(&ops[0], plan, parts)? {
-            plan.launches.truncate(before);
-            return Ok(usize::from(alone(&ops[0], plan, &first, None)?));
+    if run.len() > 1 {
+        let (fp8, plain): (Vec<Product>, Vec<Product>) = run.iter().partition(|p| p.fp8);
+        let mut all = true;
+        for parts in fp8.chunks(PARTS).chain(plain.chunks(PARTS)) {
+            all = all && side_by_side(owner, plan, parts)?;
         }
+        if all {
+            return Ok(run.len());
+        }
+        plan.launches.truncate(before);
     }
-    Ok(run.len())
+    let add = addition(&ops[0], &first, ops.get(1));
+    if add.is_some() && alone(&ops[0], plan, &first, add.as_ref())? {
+        return Ok(2);
+    }
+    Ok(usize::from(alone(&ops[0], plan, &first, None)?))
 }

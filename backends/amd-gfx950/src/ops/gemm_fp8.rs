@@ -18,7 +18,7 @@ use tokenspeed_backend_api::{
     support::Rounding,
 };
 
-use super::{BoundOp, PANEL, gemm_few, int, panels};
+use super::{BoundOp, Operand, PANEL, gemm_few, int, panels};
 use crate::{
     kernel::{Argument, Extent, Plan},
     settings::{Precision, Settings},
@@ -35,8 +35,6 @@ const GROUP: usize = 32;
 const ROWS: usize = 16;
 /// The largest e4m3.
 const LARGEST: f32 = 448.0;
-/// Most tokens of a program whose rows are rounded by the product.
-const FEW: usize = gemm_few::TILE;
 /// Scratch areas start at multiples of this.
 const ALIGN: u64 = 256;
 
@@ -90,15 +88,10 @@ impl Shape {
         support.rounding = Rounding::Fp8;
         support.pack = Some(Pack { operand: 1, layout: AS_FP8, bytes: (self.bytes() + 4 * self.rows()) as u64 });
         let tokens = op.operands[0].dims[0];
-        if tokens > FEW as u64 {
-            support.workspace_bytes = self.scales_at(tokens) + tokens * (self.k / GROUP) as u64;
+        if tokens > gemm_few::LEAST as u64 {
+            support.workspace_bytes = scales_at(tokens, self.k) + tokens * (self.k / GROUP) as u64;
         }
         support
-    }
-
-    /// Where the scales of that many rounded rows begin.
-    fn scales_at(&self, tokens: u64) -> u64 {
-        (tokens * self.k as u64).next_multiple_of(ALIGN)
     }
 
     /// Where a value of a weight lies.
@@ -135,12 +128,32 @@ pub(super) fn padded(k: usize) -> usize {
     k.next_multiple_of(STEP)
 }
 
-/// Rows and columns of a tile for programs of more than [`FEW`] tokens.
+/// Where the scales of that many rounded rows begin in the workspace.
+fn scales_at(tokens: u64, k: usize) -> u64 {
+    (tokens * k as u64).next_multiple_of(ALIGN)
+}
+
+/// Rounded rows of `x`, which touch, and their scales.
+pub(super) fn rounded(op: &BoundOp<'_>, x: &Operand) -> (Argument, Argument) {
+    let scales = op.workspace + scales_at(x.tensor.dims[0] as u64, x.tensor.row_len());
+    (Argument::Pointer(op.workspace), Argument::Pointer(scales))
+}
+
+/// The launch that puts them there.
+pub(super) fn plan_rounding(op: &BoundOp<'_>, plan: &mut Plan<'_>, x: &Operand) -> Result<(), Fault> {
+    let [word, fixed] = x.count();
+    let ((y, s), k) = (rounded(op, x), x.tensor.row_len());
+    let arguments =
+        [op.step(), word, fixed, ("x", x.pointer()), ("y", y), ("s", s), ("D", int(k)), ("ldx", x.stride())];
+    Ok(plan.launch("fp8_quantise", [x.rows(1), panels(k, PANEL), Extent::ONE], &arguments)?)
+}
+
+/// Rows and columns of a tile for programs of more tokens than `gemm_few` takes.
 fn tile(tokens: usize) -> (u32, u32) {
     if tokens <= 256 { (64, 32) } else { (128, 128) }
 }
 
-/// The launches for more than [`FEW`] tokens; fewer are `gemm_few`'s. `w` has the layout [`AS_FP8`].
+/// The launches for more tokens than `gemm_few` takes. `w` has the layout [`AS_FP8`].
 pub(super) fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let (x, w, y) = (&op.operands[0], &op.operands[1], op.operands.last().expect("checked"));
     let bias = (op.op.attrs().i[0] == 1).then(|| op.operands[2]);
@@ -159,16 +172,13 @@ pub(super) fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     ];
     let common = [&step[..], &common].concat();
     let suffix = if bias.is_some() { "_bias" } else { "" };
-    if tokens <= FEW {
+    if tokens <= gemm_few::TILE {
         return Err(Fault::internal("rows of a quantised product are not whole vectors"));
     }
-    let scales = ("s", Argument::Pointer(op.workspace + shape.scales_at(x.tensor.dims[0] as u64)));
-    let rounded = Argument::Pointer(op.workspace);
-    let to = [("x", x.pointer()), ("y", rounded), scales, ("D", int(shape.k)), ("ldx", x.stride())];
-    let panels = panels(shape.k, PANEL);
-    plan.launch("fp8_quantise", [x.rows(1), panels, Extent::ONE], &[&step[..], &to].concat())?;
+    plan_rounding(op, plan, x)?;
+    let (rows, scales) = rounded(op, x);
     let (bm, bn) = tile(tokens);
-    let arguments = [&common[..], &[("x", rounded), ("xs", scales.1)]].concat();
+    let arguments = [&common[..], &[("x", rows), ("xs", scales)]].concat();
     let columns = Extent::Fixed(shape.n.div_ceil(bn as usize) as u32);
     Ok(plan.launch(&format!("linear_fp8_{bm}x{bn}{suffix}"), [x.rows(bm), columns, Extent::ONE], &arguments)?)
 }
