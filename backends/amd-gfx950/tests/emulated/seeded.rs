@@ -181,8 +181,8 @@ bugs! {
     /// A ring of registers takes up a step that it has multiplied already.
     a_step_is_multiplied_twice: "gemm_few.py", "start // STEP + j + RING, K)" => "start // STEP + j, K)",
         "linear_few,linear_bf16_bf16_", "gemm", "largest error";
-    /// The weight before a bin is that up to its end.
-    a_bin_counts_twice: "sample.py", "tl.where(b == bin - 1, sums, 0.0)" => "tl.where(b == bin, sums, 0.0)",
+    /// A draw is from all that top-k and top-p leave, whatever min-p leaves of it.
+    min_p_is_left_out: "sample.py", "kept = tl.where(least > 0.0, kept, whole)" => "kept = whole",
         "sample_", "sample", "must be exact";
 }
 
