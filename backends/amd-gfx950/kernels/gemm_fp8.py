@@ -5,11 +5,10 @@ KiB each as it lies (lane l: row l % 16, columns 16 (l / 16) .. + 15 of either h
 with another and nothing goes through LDS. Its rows and columns are padded with zeros to whole tiles; scales are f32, applied to
 the sums.
 
-Rows are rounded as `fp8.quantise` does it. `few`, a tile of 16 rows and 16 columns to a wave, does so in the registers in which the
-instruction wants them: for the few rows of a small step, a launch before it would take longer. From a handful of rows on they are
-rounded by such a launch, since every tile of columns would fetch 4 bytes a value and round them again. `many` takes these only, and
-shares them between its waves through two LDS buffers of a step. All walk K in the same steps by the same instruction, so a row's
-bits are the same.
+Rows are rounded as `fp8.quantise` does it. `few`, a tile of 16 rows and 16 columns to a wave, may do so in the registers in which the
+instruction wants them, which pays for few and short rows. Others are rounded by a launch before it, since every tile of columns
+would fetch 4 bytes a value and round them again. `many` takes these only, and shares them between its waves through two LDS buffers
+of a step. All walk K in the same steps by the same instruction, so a row's bits are the same.
 
 Rows, columns and steps outside are masked: nothing is fetched, and the hardware returns zeros.
 """

@@ -18,9 +18,12 @@ use crate::kernel::{Argument, Extent, Plan};
 pub(super) const TILE: usize = 16;
 /// Weights per launch, the kernels' parts.
 const PARTS: usize = 6;
-/// Most tokens of a program whose products round their rows themselves, and for whose products narrow tiles are best however many
-/// there are: with more, the rows that tiles fetch tell.
-pub(super) const LEAST: usize = 4;
+/// Most tokens of a program for whose products narrow tiles are best however many there are: with more, the rows that tiles fetch
+/// tell.
+const LEAST: usize = 4;
+/// Longest rows that a product of so few tokens rounds itself, by count: rounding 1,536 values takes a wave about 2.5 µs, hidden
+/// behind weights in part; a launch before it takes 2.1, and the product then what its bytes take.
+const SHORT: usize = 2048;
 /// Tiles beyond which products of more tokens fetch their rows too often: as many as compute units.
 const TILES: usize = 256;
 
@@ -38,6 +41,11 @@ struct Product {
 struct Addition {
     before: Operand,
     total: Operand,
+}
+
+/// Whether quantised products of so many tokens and values per row round their rows themselves.
+pub(super) fn rounds(tokens: usize, k: usize) -> bool {
+    tokens <= LEAST && k <= SHORT
 }
 
 fn range(o: &Operand) -> std::ops::Range<u64> {
@@ -108,7 +116,7 @@ impl Product {
 
     /// Whether its kernel rounds rows itself.
     fn rounds(&self, op: &BoundOp<'_>) -> bool {
-        op.capacity(&self.x) as usize <= LEAST
+        rounds(op.capacity(&self.x) as usize, self.x.tensor.row_len())
     }
 
     /// Name of its kernel's family.
@@ -145,7 +153,7 @@ fn alone(op: &BoundOp<'_>, plan: &mut Plan<'_>, p: &Product, add: Option<&Additi
     let suffix = match (p.bias.is_some(), add.is_some()) {
         (true, true) => return Ok(false),
         // `gemm` fetches rows as they lie.
-        (_, false) if !p.fp8 && !p.rounds(op) && p.tiles() > TILES => return Ok(false),
+        (_, false) if !p.fp8 && op.capacity(&p.x) as usize > LEAST && p.tiles() > TILES => return Ok(false),
         (true, false) => "_bias",
         (false, true) => "_add",
         (false, false) => "",

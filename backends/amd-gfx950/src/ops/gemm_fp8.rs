@@ -88,7 +88,7 @@ impl Shape {
         support.rounding = Rounding::Fp8;
         support.pack = Some(Pack { operand: 1, layout: AS_FP8, bytes: (self.bytes() + 4 * self.rows()) as u64 });
         let tokens = op.operands[0].dims[0];
-        if tokens > gemm_few::LEAST as u64 {
+        if !gemm_few::rounds(tokens as usize, self.k) {
             support.workspace_bytes = scales_at(tokens, self.k) + tokens * (self.k / GROUP) as u64;
         }
         support
