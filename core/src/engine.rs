@@ -182,6 +182,8 @@ struct InFlight {
     n_logit_rows: [u32; 2],
     /// Tokens, if all of them decode.
     decode_only: Option<u32>,
+    /// Of the tokens, those that decode.
+    n_decode_tokens: u32,
     /// Of these, on side branches.
     branch_tokens: u32,
     planned_ns: u64,
@@ -424,7 +426,7 @@ impl EngineState {
     pub fn plan(&mut self, now_ns: u64, step: &mut StepBuffer) -> Option<Plan> {
         assert!(self.in_flight.is_none(), "take in the step in flight before planning another");
         if let Some(drafting) = &mut self.drafting {
-            drafting.settle(now_ns);
+            drafting.settle(now_ns, &self.step_cost);
         }
         // Somebody waits for each step that runs, nobody for a store.
         self.memory.order_stores(if self.queues.running.is_empty() { STORES_MAX } else { STORES_BESIDE_STEPS });
@@ -467,6 +469,7 @@ impl EngineState {
             sequence: plan.sequence,
             n_logit_rows,
             decode_only,
+            n_decode_tokens: plan.n_decode_tokens,
             branch_tokens,
             planned_ns: now_ns,
             is_sampled: plan.is_sampled,

@@ -8,8 +8,9 @@ const PACKAGE: &str = "tokenspeed-sim";
 
 /// Runs the simulator with its own options.
 pub fn run(arguments: &[&str]) -> Result<(), String> {
-    // Debug assertions are on in this profile, which the seeded bugs need.
-    command::run(command::cargo().args(["build", "--quiet", "--package", PACKAGE]))?;
+    // Debug assertions are on in this profile, which the seeded bugs need. Of the workspace: with the features that everything
+    // else was built with, so that nothing is built again.
+    command::run(command::cargo().args(["build", "--quiet", "--workspace", "--bin", PACKAGE]))?;
     let mut sim = std::process::Command::new(workspace::target_folder()?.join("debug").join(PACKAGE));
     command::run(sim.args(arguments))
 }

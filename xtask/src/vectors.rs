@@ -49,10 +49,11 @@ pub fn run(write: bool) -> Result<(), String> {
 const TINY_EXAMPLE: &str = "write_tiny";
 
 fn write_tiny_models() -> Result<std::path::PathBuf, String> {
-    let folder = workspace::target_folder()?.join("tiny-models");
-    let mut cargo = command::cargo();
-    cargo.args(["run", "--quiet", "--package", "tokenspeed-models", "--example", TINY_EXAMPLE, "--"]).arg(&folder);
-    command::run(&mut cargo)?;
+    let target = workspace::target_folder()?;
+    // Of the workspace: with the features that the tests were built with, so that nothing is built again.
+    command::run(command::cargo().args(["build", "--quiet", "--workspace", "--example", TINY_EXAMPLE]))?;
+    let folder = target.join("tiny-models");
+    command::run(Command::new(target.join("debug/examples").join(TINY_EXAMPLE)).arg(&folder))?;
     Ok(folder)
 }
 

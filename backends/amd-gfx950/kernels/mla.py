@@ -13,26 +13,34 @@ import step as st
 
 
 @triton.jit
-def project(step, count_word, count_fixed, x, w, gate, y, N, K, rope, first, per_head, ldw, xh, yh, ldx, ldy,
+def project(step, count_word, count_fixed, x, w, gate, flags, y, N, K, rope, first, per_head, ldw, xh, yh, ldx, ldy,
             ABSORB: tl.constexpr, GATED: tl.constexpr, EXACT: tl.constexpr, FULL: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     """Per head h: y[t, h, :N] = x[t, h, :K] . w_h, where w_h starts `first` rows into the head's `per_head` rows of w.
 
-    GATED: times sigmoid(gate), which lies as y does; else the pointer is not read. ABSORB: w_h is [K, N] as it lies, and `rope` values behind x's K follow y's N unchanged; else w_h is [N, K]. Grid
+    GATED: times sigmoid(gate), which lies as y does; else the pointer is not read. With `flags`, tokens of requests whose flag is
+    set are left out (`mla_expand`). ABSORB: w_h is [K, N] as it lies, and `rope` values behind x's K follow y's N unchanged; else w_h is [N, K]. Grid
     (ceil(rows / BM), H, ceil(N / BN) + (1 if ABSORB else 0)): the last panel copies. xh, yh: values per head of x and y. FULL: N
     and K are multiples of BN and BK. Rows and columns outside repeat one that is inside and are not stored; of inner positions
     outside, x's factor is zero.
     """
     M = st.rows_of(step, count_word, count_fixed)
-    if tl.program_id(0) * BM < M:
+    rm = tl.program_id(0) * BM + tl.arange(0, BM)
+    wanted = rm < M
+    if flags is not None:
+        owner = tl.load(st.tokens_at(step) + tl.minimum(rm, M - 1) * st.TOKEN_WORDS + 2)
+        wanted &= tl.load(flags + owner) == 0
+        some = tl.max(wanted.to(tl.int32)) > 0
+    else:
+        some = tl.program_id(0) * BM < M
+    if some:
         h = tl.program_id(1)
         panel = tl.program_id(2)
-        rm = tl.program_id(0) * BM + tl.arange(0, BM)
         px = x + tl.minimum(rm, M - 1)[:, None].to(tl.int64) * ldx + h * xh
         py = y + rm[:, None].to(tl.int64) * ldy + h * yh
         if ABSORB and panel * BN >= N:
             for at in range(0, rope, 16):
                 c = at + tl.arange(0, 16)
-                mask = (rm[:, None] < M) & (c[None, :] < rope)
+                mask = wanted[:, None] & (c[None, :] < rope)
                 tl.store(py + (N + c)[None, :], tl.load(px + (K + c)[None, :], mask=mask), mask=mask)
         else:
             rn = panel * BN + tl.arange(0, BN)
@@ -55,7 +63,7 @@ def project(step, count_word, count_fixed, x, w, gate, y, N, K, rope, first, per
                     acc = tl.dot(a, b.to(tl.float32), acc, input_precision="ieee")
                 else:
                     acc = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), acc)
-            mask = rm[:, None] < M
+            mask = wanted[:, None]
             if not FULL:
                 mask &= rn[None, :] < N
             if GATED:

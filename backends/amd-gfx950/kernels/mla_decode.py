@@ -24,6 +24,38 @@ P = gl.constexpr(64)
 W = gl.constexpr(576)
 
 
+@gluon.constexpr_function
+def powers(low, high, column):
+    """Bases of a layout: rows or columns low, 2 low, ... below high."""
+    steps = [low << i for i in range((high // low).bit_length() - 1)]
+    return [[0, step] if column else [step, 0] for step in steps]
+
+
+@gluon.constexpr_function
+def in_memory(V, keys, latent):
+    """Where a tile's values lie in LDS: the 16 rows that are read together are in as many banks as they have bytes.
+
+    A wave's load fills 1 KiB without gaps; the padding behind it moves the next one to other banks. Rows that share a KiB are
+    far from each other, so that they are not read together, or begin in different banks.
+    """
+    row = 512 if latent else 64
+    if latent:
+        # One row of bf16 to a KiB, two of e4m3.
+        order = powers(1, keys, False) if V == 8 else powers(16, 32, False) + powers(1, 16, False) + powers(32, keys, False)
+    else:
+        # Eight rows to a KiB, or sixteen: every fourth one.
+        order = powers(4, keys, False) + powers(1, 4, False)
+    return gl.PaddedSharedLayout([[64 * V, 16]], powers(1, row, True) + order, [], [keys, row])
+
+
+@gluon.constexpr_function
+def in_lanes(V, keys, latent):
+    """Which lane loads what, so that a wave's load is contiguous in LDS: four waves."""
+    bases = in_memory(V, keys, latent).offset_bases
+    n = V.bit_length() - 1
+    return gl.DistributedLinearLayout(bases[:n] + bases[n + 8:], bases[n:n + 6], bases[n + 6:n + 8], [], [keys, 512 if latent else 64])
+
+
 @gluon.jit
 def locate(pages, at, end, computed, branch, page_bits, KEYS: gl.constexpr):
     """Pages of the rows of positions at..at + KEYS: (the first row's index of a page, that of the first row behind `computed`,
@@ -43,30 +75,44 @@ def locate(pages, at, end, computed, branch, page_bits, KEYS: gl.constexpr):
 
 @gluon.jit
 def fetch(latent, rope, cache, at, end, computed, branch, first, second, a, b, c, page_bits, ldc, V: gl.constexpr,
-          KEYS: gl.constexpr):
-    """Starts the loads of the rows of positions at..at + KEYS, located, into two LDS tiles."""
-    wide: gl.constexpr = gl.BlockedLayout([1, V], [64 * V // R, R // V], [gl.num_warps(), 1], [1, 0])
-    narrow: gl.constexpr = gl.BlockedLayout([1, V], [64 * V // P, P // V], [gl.num_warps(), 1], [1, 0])
+          KEYS: gl.constexpr, TIGHT: gl.constexpr):
+    """Starts the loads of the rows of positions at..at + KEYS, located, into two LDS tiles. TIGHT: few registers are left."""
+    PART: gl.constexpr = 8 if V == 8 else 32
+    wide: gl.constexpr = in_lanes(V, PART, True)
+    narrow: gl.constexpr = in_lanes(V, KEYS, False)
     mask = (1 << page_bits) - 1
-    a = a.to(gl.int64) * ldc
-    b = b.to(gl.int64) * ldc
-    c = c.to(gl.int64) * ldc
-    # A few rows at a time, so that their addresses fit into scalar registers.
-    PART: gl.constexpr = 2 * gl.num_warps() * 64 * V // R
-    for part in gl.static_range(KEYS // PART):
-        p = gl.minimum(at + part * PART + gl.arange(0, PART, layout=gl.SliceLayout(1, wide)), end - 1)
+    column = gl.arange(0, R, layout=gl.SliceLayout(0, wide))[None, :]
+    behind = (R + gl.arange(0, P, layout=gl.SliceLayout(0, narrow)))[None, :]
+    if TIGHT:
+        straight = False
+    else:
+        straight = (at + KEYS <= end) & ((branch == 0) | (at + KEYS <= computed))
+    if straight:
+        # All rows are wanted and follow each other in a page: addresses are one scalar and what stays the same.
+        source = cache + (a.to(gl.int64) * ldc + (at & mask) * W)
+        for part in gl.static_range(KEYS // PART):
+            row = part * PART + gl.arange(0, PART, layout=gl.SliceLayout(1, wide))
+            async_copy.global_load_to_shared(latent.slice(part * PART, PART), source + ((row * W)[:, None] + column))
+        row = gl.arange(0, KEYS, layout=gl.SliceLayout(1, narrow))
+        async_copy.global_load_to_shared(rope, source + ((row * W)[:, None] + behind))
+    else:
+        from_a = a.to(gl.int64) * ldc
+        from_b = b.to(gl.int64) * ldc
+        from_c = c.to(gl.int64) * ldc
+        # A few rows at a time, so that their addresses fit into scalar registers.
+        for part in gl.static_range(KEYS // PART):
+            p = gl.minimum(at + part * PART + gl.arange(0, PART, layout=gl.SliceLayout(1, wide)), end - 1)
+            r = gl.where(p < computed, p, p + branch)
+            page = r >> page_bits
+            base = gl.where(page == first, from_a, gl.where(page == second, from_b, from_c)) + (r & mask) * W
+            pointer = cache + gl.multiple_of(base, 16)[:, None] + column
+            async_copy.global_load_to_shared(latent.slice(part * PART, PART), pointer)
+            hint.sched_barrier()
+        p = gl.minimum(at + gl.arange(0, KEYS, layout=gl.SliceLayout(1, narrow)), end - 1)
         r = gl.where(p < computed, p, p + branch)
         page = r >> page_bits
-        base = gl.where(page == first, a, gl.where(page == second, b, c)) + (r & mask) * W
-        pointer = cache + gl.multiple_of(base, 16)[:, None] + gl.arange(0, R, layout=gl.SliceLayout(0, wide))[None, :]
-        async_copy.global_load_to_shared(latent.slice(part * PART, PART), pointer)
-        hint.sched_barrier()
-    p = gl.minimum(at + gl.arange(0, KEYS, layout=gl.SliceLayout(1, narrow)), end - 1)
-    r = gl.where(p < computed, p, p + branch)
-    page = r >> page_bits
-    base = gl.where(page == first, a, gl.where(page == second, b, c)) + (r & mask) * W
-    pointer = cache + gl.multiple_of(base, 16)[:, None] + (R + gl.arange(0, P, layout=gl.SliceLayout(0, narrow)))[None, :]
-    async_copy.global_load_to_shared(rope, pointer)
+        base = gl.where(page == first, from_a, gl.where(page == second, from_b, from_c)) + (r & mask) * W
+        async_copy.global_load_to_shared(rope, cache + gl.multiple_of(base, 16)[:, None] + behind)
     async_copy.commit_group()
 
 
@@ -133,17 +179,17 @@ def decode(plan, q, cache, table, y, partial, sums, H, width, page_bits, split_b
     by_column: gl.constexpr = cdna4.AMDMFMALayout(4, [16, 16, 32], True, [1, NW])
     q_in: gl.constexpr = gl.DotOperandLayout(0, by_row, 8)
     k_in: gl.constexpr = gl.DotOperandLayout(1, by_row, 8)
-    p_in: gl.constexpr = gl.DotOperandLayout(0, by_column, 8)
-    v_in: gl.constexpr = gl.DotOperandLayout(1, by_column, 8)
+    # bf16 is transposed four keys at a time: 4 to a lane lets reads be of eight consecutive rows, not of two fours.
+    KW: gl.constexpr = 4 if V == 8 else 8
+    p_in: gl.constexpr = gl.DotOperandLayout(0, by_column, KW)
+    v_in: gl.constexpr = gl.DotOperandLayout(1, by_column, KW)
     row_of: gl.constexpr = gl.SliceLayout(1, by_row)
     sum_of: gl.constexpr = gl.SliceLayout(1, by_column)
-    # A wave's load fills 1 KiB of LDS without gaps; the padding behind it moves the next row to other banks.
-    pad: gl.constexpr = [[64 * V, 2 * V]]
-    wide: gl.constexpr = gl.PaddedSharedLayout.with_identity_for(pad, [KEYS, R], [1, 0])
-    narrow: gl.constexpr = gl.PaddedSharedLayout.with_identity_for(pad, [KEYS, P], [1, 0])
+    wide: gl.constexpr = in_memory(V, KEYS, True)
+    narrow: gl.constexpr = in_memory(V, KEYS, False)
     latents = gl.allocate_shared_memory(cache.dtype.element_ty, [STAGES, KEYS, R], wide)
     ropes = gl.allocate_shared_memory(cache.dtype.element_ty, [STAGES, KEYS, P], narrow)
-    weights = gl.allocate_shared_memory(gl.bfloat16, [ROWS, KEYS], gl.SwizzledSharedLayout(8, 1, 4, [1, 0]))
+    weights = gl.allocate_shared_memory(gl.bfloat16, [ROWS, KEYS], gl.SwizzledSharedLayout(8, 128 // KEYS, KEYS // 8, [1, 0]))
     factors = gl.allocate_shared_memory(gl.float32, [ROWS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
     for number in range(gl.program_id(0), gl.load(plan), gl.num_programs(0)):
@@ -179,7 +225,7 @@ def decode(plan, q, cache, table, y, partial, sums, H, width, page_bits, split_b
                 for j in gl.static_range(STAGES - 1):
                     f, g, a, b, c = locate(pages, begin + j * KEYS, end, computed, branch, page_bits, KEYS)
                     fetch(latents.index(j), ropes.index(j), cache, begin + j * KEYS, end, computed, branch, f, g, a, b, c,
-                          page_bits, ldc, V, KEYS)
+                          page_bits, ldc, V, KEYS, TIGHT)
                 f, g, a, b, c = locate(pages, begin + (STAGES - 1) * KEYS, end, computed, branch, page_bits, KEYS)
                 top = gl.full([ROWS], float("-inf"), gl.float32, row_of)
                 total = gl.zeros([ROWS], gl.float32, row_of)
@@ -200,7 +246,7 @@ def decode(plan, q, cache, table, y, partial, sums, H, width, page_bits, split_b
                         next_f, next_g, next_a, next_b, next_c = locate(pages, at + STAGES * KEYS, end, computed, branch,
                                                                         page_bits, KEYS)
                     fetch(latents.index(ahead), ropes.index(ahead), cache, at + (STAGES - 1) * KEYS, end, computed, branch, f, g,
-                          a, b, c, page_bits, ldc, V, KEYS)
+                          a, b, c, page_bits, ldc, V, KEYS, TIGHT)
                     if not TIGHT:
                         f, g, a, b, c = next_f, next_g, next_a, next_b, next_c
                     s = gl.zeros([ROWS, KEYS], gl.float32, by_row)
@@ -214,9 +260,10 @@ def decode(plan, q, cache, table, y, partial, sums, H, width, page_bits, split_b
                         s = cdna4.mfma(queries[R // C + j], k, s)
                         if TIGHT:
                             hint.sched_barrier()
-                    key = at + gl.arange(0, KEYS, layout=gl.SliceLayout(0, by_row))
-                    wanted = key[None, :] <= gl.minimum(position, end - 1)[:, None]
-                    s = gl.where(wanted, s * scale, float("-inf"))
+                    s = s * scale
+                    if at + KEYS > gl.minimum(limit - n + 1, end):
+                        key = at + gl.arange(0, KEYS, layout=gl.SliceLayout(0, by_row))
+                        s = gl.where(key[None, :] <= gl.minimum(position, end - 1)[:, None], s, float("-inf"))
                     peak = gl.maximum(top, gl.max(s, 1))
                     # A row may see nothing of a split: minus infinity less itself is no number.
                     shift = gl.where(peak == float("-inf"), 0.0, peak)

@@ -17,9 +17,10 @@ WORDS = tl.constexpr(8)
 
 
 @triton.jit
-def deal(step, plan, TQ, split_bits, B: tl.constexpr):
+def deal(step, flags, plan, TQ, split_bits, B: tl.constexpr):
     """Writes the list; grid (rows). An item: table row, tokens computed, branch offset, first token, tokens, keys that the last
-    of them sees, split, 0. A tile has at most TQ tokens. Tokens 0: the tile sees nothing of the split."""
+    of them sees, split, 0. A tile has at most TQ tokens. Tokens 0: the tile sees nothing of the split. With `flags`, requests whose flag is set
+    are left out (`mla_expand`)."""
     r = tl.program_id(0)
     n_rows = tl.load(step + st.N_ROWS)
     if (r == 0) & (n_rows == 0):
@@ -31,13 +32,18 @@ def deal(step, plan, TQ, split_bits, B: tl.constexpr):
             i = at + tl.arange(0, B)
             length = tl.load(rows + i * st.ROW_WORDS + 3, mask=i <= r, other=0)
             keys = tl.load(rows + i * st.ROW_WORDS + 1, mask=i <= r, other=0) + length
+            if flags is not None:
+                length = tl.where(tl.load(flags + i, mask=i <= r, other=0) == 0, length, 0)
             count = (length + TQ - 1) // TQ * ((keys + (1 << split_bits) - 1) >> split_bits)
             before += tl.sum(tl.where(i < r, count, 0))
         request = rows + r * st.ROW_WORDS
         table_row, computed, branch = tl.load(request), tl.load(request + 1), tl.load(request + 7)
         first, length = tl.load(request + 2), tl.load(request + 3)
+        tokens = length
+        if flags is not None:
+            tokens = tl.where(tl.load(flags + r) == 0, length, 0)
         splits = (computed + length + (1 << split_bits) - 1) >> split_bits
-        count = (length + TQ - 1) // TQ * splits
+        count = (tokens + TQ - 1) // TQ * splits
         for at in range(0, count, B):
             i = at + tl.arange(0, B)
             inside = i < count

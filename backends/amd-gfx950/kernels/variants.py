@@ -23,6 +23,8 @@ import kda_replay
 import kda_scan
 import mla
 import mla_decode
+import mla_expand
+import mla_prefill
 import mla_split
 import moe_edges
 import paged
@@ -289,22 +291,38 @@ def mlas():
                           ["*i32", F32, PLAIN[k], TABLE, F32, BF16, F32] + [I32] * 8 + [FLOAT],
                           {"ROWS": rows, "RA": ra, "RB": rb, "KEYS": keys, "STAGES": 3, "FOLD": fold}, ["groups", "1", "1"],
                           ["q", "cache", "y", "partial", "sums", "ldq", "ldc", "ldy"])
-    yield variant("shipped", "mla_deal", mla_split.deal, [STEP, "*i32", I32, I32], {"B": 64}, ["rows", "1", "1"], [], warps=1)
+    for name, flags in (("", []), ("_rest", ["*i32"])):
+        yield variant("shipped", f"mla_deal{name}", mla_split.deal, [STEP, *flags, "*i32", I32, I32],
+                      {"B": 64, **({} if flags else {"flags": None})}, ["rows", "1", "1"], [], warps=1)
     yield variant("shipped", "mla_merge", mla_split.merge, [STEP, BF16, F32, F32] + [I32] * 4, {"R": 512, "AHEAD": 8},
                   ["tokens", "H", "1"], ["partial", "sums", "y", "ldy"], warps=1)
     yield variant("shipped", "mla_settle", mla_split.settle, [STEP, BF16, *[F32] * 2, BF16, *[F32] * 2] + [I32] * 7,
                   {"R": 512, "BN": 32, "AHEAD": 16}, ["tokens", "H", "V/BN"], ["partial", "sums", "mixed", "w", "gate", "y", "V", "ldw"],
                   warps=8, num_stages=1, matrix_instr_nonkdim=16)
-    yield variant("shipped", "mla_gated_value", mla.project, [*COUNT, F32, BF16, F32, F32] + [I32] * 10,
-                  {"ABSORB": False, "GATED": True, "EXACT": False, "FULL": True, "BM": 64, "BN": 64, "BK": 64},
-                  ["ceil(rows/BM)", "H", "N/BN"], ["x", "w", "gate", "y", "N", "K", "xh", "yh", "ldw", "ldx", "ldy"],
-                  matrix_instr_nonkdim=16)
+    full = ["x", "w", "gate", "y", "N", "K", "xh", "yh", "ldw", "ldx", "ldy"]
+    for name, flags in (("", []), ("_rest", ["*i32"])):
+        for kind, absorb in (("gated_value", False), ("absorb", True)):
+            if absorb and not flags:
+                continue
+            constants = {"ABSORB": absorb, "GATED": not absorb, "EXACT": False, "FULL": True, "BM": 64, "BN": 64, "BK": 64}
+            yield variant("shipped", f"mla_{kind}{name}", mla.project, [*COUNT, F32, BF16, F32, *flags, F32] + [I32] * 10,
+                          {**constants, **({} if flags else {"flags": None})}, ["ceil(rows/BM)", "H", "N/BN+ABSORB"], full,
+                          matrix_instr_nonkdim=16)
+    # Kimi K3's widths: contexts of requests with many tokens are expanded to keys and values per head.
+    yield variant("shipped", "mla_survey", mla_expand.survey, [STEP, *["*i32"] * 3, I32, I32], {"B": 64}, ["rows", "1", "1"], [], warps=1)
+    for k in ("bf16", "fp8"):
+        yield variant("shipped", f"mla_expand_{k}", mla_expand.expand, ["*i32", PLAIN[k], TABLE, BF16, BF16, BF16] + [I32] * 7,
+                      {"N": 128, "R": 512, "P": 64, "BK": 64, "B": 64}, ["ceil(positions/ALIGN)", "H", "2"],
+                      ["cache", "w", "blocks", "ropes", "start", "size", "ldc", "ldw"], warps=8, matrix_instr_nonkdim=16)
+    yield variant("shipped", "mla_prefill", mla_prefill.attend, ["*i32", "*i32", F32, BF16, BF16, F32, F32, F32] + [I32] * 7 + [FLOAT],
+                  {}, ["16", "ceil(jobs/16)", "1"], ["q", "blocks", "ropes", "state", "gate", "y", "start", "size", "ldq", "ldy"], warps=8,
+                  llvm_fn_attrs=(("amdgpu-agpr-alloc", "0,0"), ))
     for name, absorb in (("absorb", True), ("value", False)):
         for w, exact, bk in (("bf16", False, 64), ("bf16", True, 32), ("f32", True, 32)):
             for bm, full in ((16, True), (16, False), (64, True), (64, False)):
                 yield variant("shipped", f"mla_{name}_{w}_{'f32' if exact else 'bf16'}_{bm}{'' if full else '_ragged'}", mla.project,
                               [*COUNT, F32, PLAIN[w], F32, F32] + [I32] * 10,
-                              {"ABSORB": absorb, "GATED": False, "EXACT": exact, "FULL": full, "BM": bm, "BN": 64, "BK": bk},
+                              {"flags": None, "ABSORB": absorb, "GATED": False, "EXACT": exact, "FULL": full, "BM": bm, "BN": 64, "BK": bk},
                               ["ceil(rows/BM)", "H", "ceil(N/BN)+ABSORB"],
                               ["x", "w", "y", "N", "K", "xh", "yh", "ldw", "ldx", "ldy"] if full else [],
                               matrix_instr_nonkdim=16)

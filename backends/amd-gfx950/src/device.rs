@@ -189,7 +189,7 @@ impl DeviceImpl for Gfx950Device {
         let bucket = Bucket::of_step(&step);
         for launch in plan(self, std::slice::from_ref(op), bindings, bucket)? {
             // SAFETY: arguments were made from bound ranges of live arenas, with capacities that hold the counts.
-            let done = unsafe { launch.launch(&stream.queue, &bucket) };
+            let done = unsafe { launch.launch(&stream.queue, &bucket, ops::Expansion::of(&step)) };
             self.watch(done.map_err(Fault::from))?;
         }
         Ok(())

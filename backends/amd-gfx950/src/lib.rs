@@ -17,4 +17,4 @@ mod timeline;
 
 pub use backend::AmdGfx950;
 pub use device::Gfx950Device;
-pub use settings::{GRAPH_TOKENS, Graphs, Kernels, Precision, Settings};
+pub use settings::{GRAPH_TOKENS, Graphs, Kernels, MlaPrefill, Precision, Settings};

@@ -15,7 +15,7 @@ use crate::{
     device::Gfx950Device,
     hip::{Executable, Queue},
     kernel::{Plan, Prepared},
-    ops::{self, BoundOp, Operand},
+    ops::{self, BoundOp, Expansion, Operand},
     settings::{GRAPH_TOKENS, Graphs},
 };
 
@@ -63,18 +63,18 @@ impl Program {
         Ok(program)
     }
 
-    /// Records the launches on a stream of its own; other threads may use HIP meanwhile.
+    /// Records the launches on a stream of its own, none of which expands contexts in so small a program; other threads may use HIP meanwhile.
     fn capture(&self, device: &Gfx950Device) -> Result<Executable, Fault> {
         let queue = Queue::new(&device.device)?;
         // The fault is kept apart: HIP's own complaint about a broken capture says less.
-        let graph = queue.capture::<Fault>(|| self.queue_launches(&queue, &self.bucket))?;
+        let graph = queue.capture::<Fault>(|| self.queue_launches(&queue, &self.bucket, Expansion::NONE))?;
         Ok(graph.instantiate()?)
     }
 
-    fn queue_launches(&self, queue: &Queue, counts: &Bucket) -> Result<(), Fault> {
+    fn queue_launches(&self, queue: &Queue, counts: &Bucket, expansion: Expansion) -> Result<(), Fault> {
         for launch in &self.launches {
             // SAFETY: arguments were made from bound ranges of live arenas, with capacities that hold the counts.
-            unsafe { launch.launch(queue, counts) }.map_err(|e| Fault::from(e).at(launch.op))?;
+            unsafe { launch.launch(queue, counts, expansion) }.map_err(|e| Fault::from(e).at(launch.op))?;
         }
         Ok(())
     }
@@ -105,7 +105,10 @@ impl Program {
         unsafe { queue.copy(self.step.0, pinned, block.len(), crate::hip::HOST_TO_DEVICE) }?;
         match &self.graph {
             Some(graph) => Ok(queue.replay(graph)?),
-            None => self.queue_launches(queue, &Bucket::of_step(&step)).map_err(|fault| self.name(fault)),
+            None => {
+                let expansion = Expansion::of(&step);
+                self.queue_launches(queue, &Bucket::of_step(&step), expansion).map_err(|fault| self.name(fault))
+            }
         }
     }
 

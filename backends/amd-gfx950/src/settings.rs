@@ -35,6 +35,15 @@ pub enum Graphs {
     Off,
 }
 
+/// How latent attention multiplies where a request brings many tokens; see `ops/mla_prefill.rs`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MlaPrefill {
+    /// As everywhere: queries meet latent rows, so that a token's bits do not depend on how its prompt was cut. The default.
+    Absorbed,
+    /// Keys and values per head are made first, a third of the products. Bits are others, so they depend on the cut.
+    Expanded,
+}
+
 /// Most tokens of a program that is captured: its grids are of full capacity, which larger ones would waste time on.
 pub const GRAPH_TOKENS: u32 = 256;
 
@@ -47,21 +56,28 @@ pub struct Settings {
     pub graphs: Graphs,
     /// `kernels=best|portable`.
     pub kernels: Kernels,
+    /// `mla_prefill=absorbed|expanded`.
+    pub mla_prefill: MlaPrefill,
 }
 
 impl Settings {
     /// From the options' text.
     ///
     /// # Errors
-    /// An unknown option or value, by name.
+    /// An unknown option or value, by name; options that contradict each other.
     pub fn parse(options: &[(&str, &str)]) -> Result<Self, Fault> {
         let mut options = Options::new(options)?;
         let precision = options
             .choice("precision", &[("bf16", Precision::Bf16), ("fp8", Precision::Fp8), ("f32", Precision::F32)])?;
         let graphs = options.choice("graphs", &[("on", Graphs::On), ("off", Graphs::Off)])?;
         let kernels = options.choice("kernels", &[("best", Kernels::Best), ("portable", Kernels::Portable)])?;
+        let forms = [("absorbed", MlaPrefill::Absorbed), ("expanded", MlaPrefill::Expanded)];
+        let mla_prefill = options.choice("mla_prefill", &forms)?;
         options.finish()?;
-        Ok(Self { precision, graphs, kernels })
+        if mla_prefill == MlaPrefill::Expanded && (precision == Precision::F32 || kernels == Kernels::Portable) {
+            return Err(Fault::invalid("mla_prefill=expanded needs kernels=best and precision=bf16 or fp8"));
+        }
+        Ok(Self { precision, graphs, kernels, mla_prefill })
     }
 
     /// Whether ops may take kernels that are made for some shapes alone.
@@ -106,8 +122,16 @@ mod tests {
     #[test]
     fn every_option_is_used_or_refused() {
         let settings = Settings::parse(&[("precision", "f32"), ("graphs", "off"), ("kernels", "portable")]).unwrap();
-        let want = Settings { precision: Precision::F32, graphs: Graphs::Off, kernels: Kernels::Portable };
+        let want = Settings {
+            precision: Precision::F32,
+            graphs: Graphs::Off,
+            kernels: Kernels::Portable,
+            mla_prefill: MlaPrefill::Absorbed,
+        };
         assert_eq!(settings, want);
+        assert_eq!(Settings::parse(&[("mla_prefill", "expanded")]).unwrap().mla_prefill, MlaPrefill::Expanded);
+        let both = Settings::parse(&[("mla_prefill", "expanded"), ("precision", "f32")]);
+        assert!(both.unwrap_err().message.contains("precision=bf16"));
         assert!(Settings::parse(&[("precision", "fp4")]).unwrap_err().message.contains("bf16, fp8, f32"));
         assert!(Settings::parse(&[("streams", "2")]).unwrap_err().message.contains("streams"));
     }

@@ -82,12 +82,14 @@ pub struct DriverConfig {
     pub stuck_after: Duration,
     /// Plan the next step while the device runs one.
     pub overlap: bool,
+    /// With a draft model: measure at start what its guesses cost, in three seconds at most.
+    pub warm_up: bool,
 }
 
 impl Default for DriverConfig {
     fn default() -> Self {
         let stuck_after = Duration::from_secs(120);
-        Self { step_time_target_ms: None, max_queue_delay: None, stuck_after, overlap: true }
+        Self { step_time_target_ms: None, max_queue_delay: None, stuck_after, overlap: true, warm_up: false }
     }
 }
 
@@ -153,14 +155,14 @@ impl std::fmt::Debug for EngineHandle {
 }
 
 impl EngineHandle {
-    /// Start the engine thread on a loaded device.
+    /// Start the engine thread on a loaded device; returns when it takes requests, after a warm-up if there is one.
     pub fn start(
         config: EngineConfig,
         driver: DriverConfig,
         runner: Box<dyn StepRunner>,
     ) -> Result<Arc<Self>, ConfigError> {
         let state = EngineState::new(config.clone())?;
-        let DriverConfig { step_time_target_ms, max_queue_delay, stuck_after, overlap } = driver;
+        let DriverConfig { max_queue_delay, stuck_after, .. } = driver;
         let limits = state.limits();
         let shared = Arc::new(Shared {
             inbox: Inbox::new(),
@@ -175,10 +177,13 @@ impl EngineHandle {
             feed: Feed::new(config.block_tokens, config.cache_events),
         });
         let for_thread = Arc::clone(&shared);
+        let (ready, is_ready) = std::sync::mpsc::sync_channel(1);
         let thread = std::thread::Builder::new()
             .name("engine".into())
-            .spawn(move || thread::main(for_thread, state, runner, step_time_target_ms, overlap))
+            .spawn(move || thread::main(for_thread, state, runner, &driver, &ready))
             .expect("a thread can be started");
+        // A thread that died instead has said why to `health`.
+        let _ = is_ready.recv();
         Ok(Arc::new(Self { shared, limits, config, stuck_after, next_ticket: AtomicU64::new(1), thread: Some(thread) }))
     }
 }

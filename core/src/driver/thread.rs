@@ -1,13 +1,15 @@
 //! The engine thread's loop.
 
+mod warm_up;
+
 use std::{
     collections::{HashMap, VecDeque},
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, PoisonError, atomic::Ordering},
+    sync::{Arc, PoisonError, atomic::Ordering, mpsc::SyncSender},
 };
 
 use super::{
-    Shared, StepRunner,
+    DriverConfig, Shared, StepRunner,
     budget::StepBudget,
     device::{DeviceThread, Failure, Turn},
     inbox::Command,
@@ -51,8 +53,8 @@ pub(super) fn main(
     shared: Arc<Shared>,
     state: EngineState,
     runner: Box<dyn StepRunner>,
-    target_ms: Option<f64>,
-    overlap: bool,
+    config: &DriverConfig,
+    ready: &SyncSender<()>,
 ) {
     let mut idle = vec![Turn::new(&state), Turn::new(&state)];
     idle[0].runner = Some(runner);
@@ -61,15 +63,22 @@ pub(super) fn main(
         device: DeviceThread::start(),
         flying: VecDeque::with_capacity(2),
         landed_ns: 0,
-        overlap,
-        budget: StepBudget::new(target_ms),
+        overlap: config.overlap,
+        budget: StepBudget::new(config.step_time_target_ms),
         reporter: Reporter::new(shared.gate().is_on()),
         routes: Routes::default(),
         masks: MaskThreads::new(),
         shared: Arc::clone(&shared),
         state,
     };
-    let outcome = catch_unwind(AssertUnwindSafe(|| engine.run()));
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        if config.warm_up {
+            engine.warm_up()?;
+        }
+        // Nobody waits who has given up.
+        let _ = ready.send(());
+        engine.run()
+    }));
     let why = match outcome {
         Ok(Ok(())) => "the engine was stopped".to_owned(),
         Ok(Err(why)) => why,
@@ -127,6 +136,11 @@ impl EngineThread {
                 }
             }
             if self.flying.is_empty() && !self.begin() {
+                // Whoever waited for a copy may run now.
+                if !copy(&mut self.state, &mut self.idle) {
+                    self.publish();
+                    self.shared.inbox.wait();
+                }
                 continue;
             }
             let masks = &mut self.masks;
@@ -137,24 +151,18 @@ impl EngineThread {
             let state = &mut self.state;
             self.masks.finish(&mut |job| state.return_masks(job));
             self.end()?;
+            self.publish();
         }
     }
 
-    /// Plan a step and give it to the device. False if there was nothing to run; then something may have come by now.
+    /// Plan a step and give it to the device. False if there was nothing to run.
     fn begin(&mut self) -> bool {
         let began_ns = self.shared.now_ns();
         let mut turn = self.idle.pop().expect("nothing is under way");
         let plan = self.state.plan(began_ns, &mut turn.step);
         self.idle.push(turn);
-        let has_copied = copy(&mut self.state, &mut self.idle);
-        let Some(plan) = plan else {
-            // Somebody may have waited for a copy, and there may be more to copy.
-            if !has_copied {
-                self.publish();
-                self.shared.inbox.wait();
-            }
-            return false;
-        };
+        let Some(plan) = plan else { return false };
+        copy(&mut self.state, &mut self.idle);
         let turn = self.idle.pop().expect("put there above");
         self.launch(turn, plan, began_ns, false);
         true
@@ -234,7 +242,6 @@ impl EngineThread {
             self.shared.trace().ended(sequence, self.shared.now_ns());
         }
         self.reporter.step(decode, took_ns);
-        self.publish();
         Ok(())
     }
 

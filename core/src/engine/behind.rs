@@ -46,6 +46,7 @@ impl EngineState {
             sequence: plan.sequence,
             n_logit_rows: [plan.n_logit_rows, 0],
             decode_only: (plan.n_decode_tokens == plan.n_tokens).then_some(plan.n_tokens),
+            n_decode_tokens: plan.n_decode_tokens,
             branch_tokens: 0,
             planned_ns: now_ns,
             is_sampled: plan.is_sampled,

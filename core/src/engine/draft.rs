@@ -83,14 +83,17 @@ enum Stage {
 #[derive(Clone, Copy, Debug)]
 struct Turn {
     planned_ns: u64,
-    /// Requests that decoded, if nothing else ran.
-    decoding: Option<u32>,
+    /// Requests that decoded.
+    decoding: u32,
+    /// Something else ran beside them.
+    is_mixed: bool,
     /// Tokens it generated.
     generated: u64,
-    /// Of these, right guesses.
+    /// Guesses checked, and those of them that were right.
+    guesses: u32,
     accepted: u64,
-    had_guesses: bool,
-    drafted: bool,
+    /// Time of the draft's passes behind it.
+    draft_ns: u64,
 }
 
 /// Token counts that turns are told apart by.
@@ -139,6 +142,8 @@ pub(super) struct Drafting {
     /// All requests together: where new ones start.
     record: Record,
     ledger: Ledger,
+    /// Turns of the warm-up, while there is one.
+    warming: Option<u32>,
 }
 
 impl std::fmt::Debug for Drafting {
@@ -173,6 +178,7 @@ impl Drafting {
             token_ns: None,
             record: Record::default(),
             ledger: Ledger::default(),
+            warming: None,
         }
     }
 
@@ -193,32 +199,38 @@ impl Drafting {
             (guesses, accepted, reached) = (guesses + n, accepted + right, right);
         }
         self.record.observe_many(tried as u32, accepted as u32);
+        let others = guesses as u32 + in_flight.branch_tokens;
         let turn = Turn {
             planned_ns: in_flight.planned_ns,
-            decoding: in_flight
-                .decode_only
-                .map(|tokens| tokens.saturating_sub(guesses as u32 + in_flight.branch_tokens).max(1)),
+            decoding: in_flight.n_decode_tokens.saturating_sub(others).max(1),
+            is_mixed: in_flight.decode_only.is_none(),
             generated: seen.generated - self.seen.generated,
+            guesses: guesses as u32,
             accepted,
-            had_guesses: guesses > 0,
-            drafted: false,
+            draft_ns: 0,
         };
-        if let (Some(n), false) = (turn.decoding, turn.had_guesses) {
-            self.plain.observe_least(n, now_ns.saturating_sub(turn.planned_ns));
+        if !turn.is_mixed && guesses == 0 {
+            self.plain.observe(turn.decoding, now_ns.saturating_sub(turn.planned_ns));
         }
         (self.seen, self.turn, self.stage) = (seen, Some(turn), Stage::Due);
     }
 
     /// The turn before, its drafting included, has ended.
-    pub fn settle(&mut self, now_ns: u64) {
+    pub fn settle(&mut self, now_ns: u64, cost: &StepCost) {
         self.stage = Stage::Idle;
         let Some(turn) = self.turn.take() else { return };
-        let ns = now_ns.saturating_sub(turn.planned_ns) as f64;
-        let tokens = turn.decoding.map_or(turn.accepted, |_| turn.generated) as f64;
-        let paid = turn.had_guesses || turn.drafted;
-        let plain_ns = |n: u32| self.plain.ns(n).map(|turn| tokens * turn / f64::from(n));
-        // Of a mixed turn only the right guesses can be valued; what they and others cost is not known apart.
-        let plain_ns = turn.decoding.filter(|_| paid).and_then(plain_ns);
+        let (ns, n) = (now_ns.saturating_sub(turn.planned_ns) as f64, turn.decoding);
+        let has_paid = turn.guesses > 0 || turn.draft_ns > 0;
+        let plain_ns = self.plain.ns(n).filter(|_| has_paid).map(|plain_ns| {
+            let token_ns = plain_ns / f64::from(n);
+            if !turn.is_mixed {
+                return turn.generated as f64 * token_ns;
+            }
+            // What the others cost is not known apart, so the guesses are held against what they cost without them.
+            let step_ns = |tokens| cost.ns(tokens).unwrap_or(plain_ns);
+            let guessing_ns = turn.draft_ns as f64 + (step_ns(n + turn.guesses) - step_ns(n)).max(0.0);
+            ns - guessing_ns + turn.accepted as f64 * token_ns
+        });
         self.ledger.turn(ns, plain_ns);
     }
 
@@ -266,6 +278,13 @@ impl Drafting {
 
     /// Set the lanes' widths; false if nothing is worth a pass.
     fn decide(&mut self, queues: &Queues, limits: &StepLimits, n: u32, cost: &StepCost) -> bool {
+        if let Some(turns) = &mut self.warming {
+            // Without guesses twice, with all, with one each.
+            let most = [0, 0, DRAFT_MAX, 1][*turns as usize % 4];
+            *turns += 1;
+            self.offers.iter_mut().for_each(|offer| offer.width = offer.offered.min(most));
+            return most > 0 && self.take_widths(queues, n, cost, None);
+        }
         let Some(plain_ns) = self.plain.near(n) else {
             self.n_unmeasured += 1;
             if self.n_unmeasured <= PATIENCE {
@@ -275,7 +294,7 @@ impl Drafting {
             let total = limits.guesses_of_all(n);
             width::choose(&mut self.offers, total, cost);
             self.offers.iter_mut().filter(|offer| offer.chance < LIKELY).for_each(|offer| offer.width = 0);
-            return self.take_widths(queues, n, None);
+            return self.take_widths(queues, n, cost, None);
         };
         self.n_unmeasured = 0;
         if self.n_drafted >= self.remeasure {
@@ -300,18 +319,25 @@ impl Drafting {
             let turn_ns = if guesses == 0 { plain_ns } else { cost.ns(n + guesses).unwrap_or(plain_ns).max(plain_ns) };
             turn_ns + draft_ns
         });
-        self.take_widths(queues, n, Some((plain_ns, rate)))
+        self.take_widths(queues, n, cost, Some((plain_ns, rate)))
     }
 
     /// From the offers, but nobody is caught up with in vain.
-    fn take_widths(&mut self, queues: &Queues, n: u32, rates: Option<(f64, f64)>) -> bool {
+    fn take_widths(&mut self, queues: &Queues, n: u32, cost: &StepCost, rates: Option<(f64, f64)>) -> bool {
         let nobody = self.offers.iter().all(|offer| offer.width == 0);
         if nobody && self.record.is_due() {
-            // Try one guess where it costs least.
+            // Try one guess where it costs least, if it is not too dear even there.
             let open = self.lanes.iter().zip(&mut self.offers).filter(|(_, offer)| offer.offered > 0);
-            if let Some((_, offer)) = open.min_by_key(|(lane, _)| lane.len - lane.end) {
-                offer.width = 1;
+            if let Some((lane, offer)) = open.min_by_key(|(lane, _)| lane.len - lane.end) {
+                let (lag, plain_ns) = (lane.len - lane.end, rates.map_or(0.0, |(plain_ns, _)| plain_ns));
+                let catch_up_ns = self.token_ns.filter(|_| lag > BEHIND).map(|token_ns| token_ns * f64::from(lag));
+                let draft_ns = catch_up_ns.or(self.first.ns(lag)).unwrap_or(0.0);
+                let more_ns = cost.ns(n + 1).map_or(0.0, |ns| ns - plain_ns).max(0.0);
+                offer.width = u32::from(rates.is_none() || self.ledger.affords(draft_ns + more_ns, plain_ns));
             }
+            self.record.made(false);
+        } else if !nobody {
+            self.record.made(true);
         }
         let mut any = false;
         for (lane, offer) in self.lanes.iter_mut().zip(&self.offers) {
@@ -480,6 +506,27 @@ fn draft_token(id: u32, position: u32, row: u32) -> ts_step_token {
 }
 
 impl EngineState {
+    /// From now on guesses are made for the sake of their costs. False, and nothing is done, without a draft model.
+    pub(crate) fn begin_warm_up(&mut self) -> bool {
+        let Some(drafting) = &mut self.drafting else { return false };
+        drafting.warming = Some(0);
+        true
+    }
+
+    /// From now on guesses are to pay. Nothing stays of the requests so far but measured costs: not what was right, nor cached
+    /// pages, nor counts.
+    ///
+    /// # Panics
+    /// If a request runs or waits.
+    pub(crate) fn end_warm_up(&mut self) {
+        let drafting = self.drafting.as_mut().expect("a warm-up has begun");
+        drafting.clear();
+        (drafting.warming, drafting.n_drafted, drafting.remeasure) = (None, 0, REMEASURE[1]);
+        (drafting.record, drafting.ledger, drafting.seen) = (Record::default(), Ledger::default(), Seen::default());
+        self.counters = Counters::default();
+        self.flush_cache().expect("the warm-up's requests have ended");
+    }
+
     /// The next pass of the draft model, if there is one to run before the next turn. Call it after
     /// [`EngineState::replayed`], run what it returns, hand the logits to [`EngineState::drafted`], and call it again.
     ///
@@ -502,10 +549,7 @@ impl EngineState {
             return None;
         }
         (drafting.stage, drafting.began_ns) = (Stage::Running(made), now_ns);
-        if let Some(turn) = &mut drafting.turn {
-            drafting.n_drafted += u32::from(made == 0);
-            turn.drafted = true;
-        }
+        drafting.n_drafted += u32::from(made == 0);
         drafting.write(self.sequence);
         Some(DraftStep { pass, step: &drafting.step, n_logit_rows: drafting.logit_rows.len() as u32 })
     }
@@ -520,6 +564,9 @@ impl EngineState {
         let expected = drafting.logit_rows.len() * drafting.model.vocab_size as usize;
         assert_eq!(logits.len(), expected, "one row of logits per logit row");
         let (ns, n_ids) = (now_ns.saturating_sub(drafting.began_ns), self.config.tokenizer_vocab_size);
+        if let Some(turn) = &mut drafting.turn {
+            turn.draft_ns += ns;
+        }
         drafting.take_in(made, logits, n_ids, &mut self.queues, &mut self.memory, ns);
         drafting.stage = Stage::Made(made + 1);
     }

@@ -9,7 +9,7 @@
 /// Share of the time that may be lost to guesses that do not pay.
 const LOSS_SHARE: f64 = 0.01;
 /// Turns without guesses that may be lost beyond that, to find out at all.
-const START_TURNS: f64 = 2.0;
+const START_TURNS: f64 = 1.0;
 /// Turns after which half of the past is forgotten, about.
 const HALF_LIFE: f64 = 1024.0;
 
@@ -32,7 +32,12 @@ impl Ledger {
 
     /// Whether guessing may go on; `plain_turn_ns` is a turn without guesses.
     pub fn allows(&self, plain_turn_ns: f64) -> bool {
-        self.lost_ns <= LOSS_SHARE * self.spent_ns + START_TURNS * plain_turn_ns
+        self.affords(0.0, plain_turn_ns)
+    }
+
+    /// Whether `loss_ns` more may be lost.
+    pub fn affords(&self, loss_ns: f64, plain_turn_ns: f64) -> bool {
+        self.lost_ns + loss_ns <= LOSS_SHARE * self.spent_ns + START_TURNS * plain_turn_ns
     }
 }
 
@@ -66,5 +71,13 @@ mod tests {
         (0..100).for_each(|_| ledger.turn(100.0, Some(300.0)));
         ledger.turn(1000.0, Some(100.0));
         assert!(!ledger.allows(100.0), "gains are not saved up");
+    }
+
+    #[test]
+    fn a_try_has_to_fit_into_what_may_be_lost() {
+        let mut ledger = Ledger::default();
+        assert!(ledger.affords(100.0, 100.0) && !ledger.affords(101.0, 100.0));
+        (0..100).for_each(|_| ledger.turn(100.0, None));
+        assert!(ledger.affords(190.0, 100.0) && !ledger.affords(210.0, 100.0));
     }
 }

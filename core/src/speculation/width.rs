@@ -15,6 +15,11 @@ use super::GUESSES_MAX;
 const COSTS: usize = 2 * GUESSES_MAX as usize;
 /// Weight of the newest observation.
 const NEWEST: f64 = 0.2;
+/// Times the known cost that an observation may be.
+const BELIEVED: f64 = 1.5;
+/// Steps between tries, after the first and after many.
+const SHORTEST_REST: u32 = 8;
+const LONGEST_REST: u32 = 256;
 
 /// Measured cost of decode-only steps by their number of tokens.
 #[derive(Clone, Debug)]
@@ -29,18 +34,12 @@ impl Default for StepCost {
 }
 
 impl StepCost {
-    /// A decode-only step of `tokens` took `ns`.
+    /// A decode-only step of `tokens` took `ns`. Less is believed at once, more bit by bit, and no more than a little: a first step
+    /// is dear for reasons that do not last, and a machine that was busy with something else says nothing of this one.
     pub fn observe(&mut self, tokens: u32, ns: u64) {
         if let Some(known) = self.ns.get_mut(tokens as usize) {
-            *known = if *known == 0.0 { ns as f64 } else { *known + NEWEST * (ns as f64 - *known) };
-        }
-    }
-
-    /// As [`StepCost::observe`], but believes less sooner than more: a first step is dear for reasons that do not last.
-    pub fn observe_least(&mut self, tokens: u32, ns: u64) {
-        match self.ns.get_mut(tokens as usize) {
-            Some(known) if *known > ns as f64 => *known = (*known + ns as f64) / 2.0,
-            _ => self.observe(tokens, ns),
+            let ns = ns as f64;
+            *known = if *known == 0.0 { ns } else { ns.min(*known + NEWEST * (ns.min(*known * BELIEVED) - *known)) };
         }
     }
 
@@ -86,7 +85,7 @@ pub struct Record {
 impl Default for Record {
     fn default() -> Self {
         // Optimistic: a look-up that finds something is usually right.
-        Self { chance: 0.7, rest: 0, patience: 8, is_new: true }
+        Self { chance: 0.7, rest: 0, patience: SHORTEST_REST, is_new: true }
     }
 }
 
@@ -101,7 +100,7 @@ impl Record {
         if accepted < n {
             self.chance -= NEWEST * self.chance;
         }
-        self.patience = if accepted > 0 { 8 } else { (self.patience * 2).min(256) };
+        self.patience = if accepted > 0 { SHORTEST_REST } else { (self.patience * 2).min(LONGEST_REST) };
     }
 
     /// Nothing pays at the moment: whether to try one guess all the same.
@@ -119,7 +118,12 @@ impl Record {
         let newest = 1.0 - (1.0 - NEWEST).powi(tried as i32);
         self.chance += newest * (f64::from(accepted) / f64::from(tried) - self.chance);
         self.is_new = false;
-        self.patience = if accepted > 0 { 8 } else { (self.patience * 2).min(256) };
+    }
+
+    /// Guesses that cost before they are checked: they were made because they pay, or only to see whether they are right. A
+    /// right one among the latter is no reason for more: it was too dear all the same.
+    pub fn made(&mut self, because_they_pay: bool) {
+        self.patience = if because_they_pay { SHORTEST_REST } else { (self.patience * 2).min(LONGEST_REST) };
     }
 
     /// Take over what is known of others, before anything of its own is.
@@ -241,6 +245,18 @@ mod tests {
     }
 
     #[test]
+    fn less_is_believed_at_once_and_more_bit_by_bit() {
+        let mut cost = StepCost::default();
+        cost.observe(1, 9_000);
+        cost.observe(1, 1_000);
+        assert_eq!(cost.ns(1), Some(1_000.0), "the first was cold");
+        cost.observe(1, 900_000);
+        assert_eq!(cost.ns(1), Some(1_100.0), "one surprise is no rule");
+        (0..100).for_each(|_| cost.observe(1, 2_000));
+        assert!((1_990.0..=2_000.0).contains(&cost.ns(1).unwrap()), "many are");
+    }
+
+    #[test]
     fn costs_between_measured_widths_are_interpolated() {
         let mut cost = StepCost::default();
         assert_eq!(cost.ns(3), None);
@@ -261,6 +277,6 @@ mod tests {
         for _ in 0..20 {
             record.observe(5, 5);
         }
-        assert!(record.chance() > 0.99 && record.patience == 8);
+        assert!(record.chance() > 0.99 && record.patience == SHORTEST_REST);
     }
 }

@@ -160,6 +160,9 @@ pub struct EngineOptions {
     /// Plan a step only when the one before has ended, not while it runs; changes no answer
     #[arg(long)]
     pub disable_overlap_schedule: bool,
+    /// With a draft model: do not measure at start what its guesses cost, which takes three seconds at most
+    #[arg(long)]
+    pub skip_server_warmup: bool,
     /// Sample on the host even where the device could; changes no answer
     #[arg(long)]
     pub host_sampling: bool,

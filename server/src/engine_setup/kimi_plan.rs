@@ -174,6 +174,7 @@ fn refuse_what_needs_a_backend(engine: &EngineOptions) -> Result<(), CliError> {
         (engine.mla_latent_eps.is_some(), "--mla-latent-eps"),
         (engine.step_time_target_ms.is_some(), "--step-time-target-ms"),
         (engine.disable_overlap_schedule, "--disable-overlap-schedule"),
+        (engine.skip_server_warmup, "--skip-server-warmup"),
         (engine.host_sampling, "--host-sampling"),
         (engine.threads.is_some(), "--threads"),
         (engine.seed.is_some(), "--seed"),

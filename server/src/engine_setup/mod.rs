@@ -182,6 +182,7 @@ fn driver_config(options: &EngineOptions) -> DriverConfig {
         step_time_target_ms: options.step_time_target_ms,
         max_queue_delay: (delay_ms > 0).then(|| Duration::from_millis(delay_ms.into())),
         overlap: !options.disable_overlap_schedule,
+        warm_up: !options.skip_server_warmup,
         ..DriverConfig::default()
     }
 }

@@ -11,10 +11,10 @@ use tokenspeed_sim::hunt::{expected, hunt};
 fn start(bug: Bug) -> u64 {
     match bug {
         Bug::RelaySlotIsAnothers | Bug::WastedTokenIsHeard | Bug::FreedBeforeTheStepBehind => 0,
-        Bug::ReturnNeedsNoRoom | Bug::NothingComesBack => 1_000_000,
+        Bug::NothingComesBack => 1_000_000,
         Bug::PageLoadedInVainIsLost => 1_000_140,
         Bug::MaskOfTheFirstRowForAll | Bug::RefusalCountsWhoeverWaits => 1_000_190,
-        Bug::GuessesTakeOthersPages => 1_000_200,
+        Bug::GuessesTakeOthersPages | Bug::ReturnNeedsNoRoom => 1_000_200,
         Bug::StateGivenUpMeanwhileIsKept => 1_000_420,
         Bug::AbortEndsTheLoad => 2_000_140,
         _ => rarest(bug).unwrap_or(2_001_870),

@@ -265,6 +265,10 @@ fn served_drafts_change_nothing() {
     let requests = subjects();
     let expected = alone(&target.model(), &requests);
     let engine = support::load(&target.model(), &format!("--mode exact {}", eagle(&draft))).engine;
+    let fresh = engine.metrics();
+    assert_eq!((fresh.steps, fresh.generation_tokens, fresh.drafts), (0, 0, [0; _]), "the warm-up is not counted");
+    assert_eq!((fresh.pages_used, fresh.pages_cached), (0, 0), "the warm-up leaves nothing");
+    assert!(engine.last_steps(1).is_empty(), "nor steps to look at");
     for (request, expected) in requests.iter().zip(&expected) {
         assert_eq!(finish(submit(&*engine, request.clone())).numbers(), expected.numbers());
     }

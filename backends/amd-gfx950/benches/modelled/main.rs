@@ -31,8 +31,11 @@ fn main() {
         }
     };
     println!("{}", table::HEAD);
-    for row in rows::all().into_iter().filter(|r| wanted(&r.title)) {
-        match session.measure(&row) {
+    let all = rows::all().into_iter().map(|row| (row, table::KERNELS));
+    let rows = all.chain(rows::expanded().into_iter().map(|row| (row, table::FORMS)));
+    let rows = rows.chain(rows::quantised().into_iter().map(|row| (row, table::FACTORS)));
+    for (row, sets) in rows.filter(|(row, _)| wanted(&row.title)) {
+        match session.measure(&row, &sets) {
             Ok(lines) => print!("{lines}"),
             Err(why) => {
                 eprintln!("modelled: {}: {why}", row.title);

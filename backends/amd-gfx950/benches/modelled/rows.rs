@@ -17,17 +17,12 @@ const CHOSEN: u64 = 16;
 const COLUMNS: u64 = 384;
 const PAGE: u64 = 64;
 
-/// The sets of kernels that most rows compare.
-const BEST: [&str; 2] = ["best", "portable"];
-
 /// One step, by two sets of kernels.
 pub struct Row {
     /// Name in the table.
     pub title: String,
     /// Its ops with two sets of kernels.
     pub ops: [Vec<Op>; 2],
-    /// Which: names of [`crate::run::DEVICES`].
-    pub kernels: [&'static str; 2],
     /// Multiply-adds that the mathematics needs, of those that matrix units do; 0 = nothing worth counting.
     pub macs: f64,
     /// The gate on bytes applies.
@@ -46,7 +41,7 @@ fn row(
     sample: u32,
     published: &'static str,
 ) -> Row {
-    Row { title, ops: [vec![make()], vec![make()]], kernels: BEST, macs, memory_bound, sample, published }
+    Row { title, ops: [vec![make()], vec![make()]], macs, memory_bound, sample, published }
 }
 
 /// A layer of KDA behind its input projections.
@@ -95,6 +90,48 @@ fn mla(cache: DType, requests: &[(u32, usize)]) -> Op {
         .part(cache, &[next, PAGE, 1, width], tokens as f64 * row_bytes)
         .numbers(Vary::Fixed, &[requests.len() as u64, wide], &table)
         .value(&[HEADS, latent])
+}
+
+/// Latent attention from the query before it is absorbed to the gated values.
+fn mla_mix(cache: DType, requests: &[(u32, usize)]) -> Op {
+    let (latent, rope) = (512, 64);
+    let attention = mla(cache, requests);
+    let [_, rows, table, _] = &attention.operands[..] else { unreachable!("four operands") };
+    let (pages, width) = (rows.tensor.dims[0], table.tensor.dims[1]);
+    let numbers: Vec<u32> = table
+        .bytes
+        .iter()
+        .flat_map(|b| b.chunks_exact(4))
+        .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+        .collect();
+    let tokens: u64 = requests.iter().map(|r| u64::from(r.0) + r.1 as u64).sum();
+    let row_bytes = ((latent + rope) * cache.block_bytes() as u64) as f64;
+    Op::new(OpKind::MlaMix, requests)
+        .attrs(&[0, rope as i64], &[0.07])
+        .value(&[HEADS, DIM + rope])
+        .weight(DType::BF16, &[HEADS * 2 * DIM, latent])
+        .part(cache, &[pages, PAGE, 1, latent + rope], tokens as f64 * row_bytes)
+        .numbers(Vary::Fixed, &[requests.len() as u64, width], &numbers)
+        .value(&[HEADS, DIM])
+        .value(&[HEADS, DIM])
+}
+
+/// Rows of `mla_prefill=expanded`, against the absorbed form.
+pub fn expanded() -> Vec<Row> {
+    let mut rows = Vec::new();
+    for (name, cache) in [("bf16", DType::BF16), ("fp8", DType::F8E4M3)] {
+        for (computed, tokens, title, published) in [
+            (0, 4096, "MLA prefill 4,096, projections included", "3.8-5.1x"),
+            (0, 8192, "MLA prefill 8,192, projections included", "3.8-5.1x"),
+            (32_768, 8192, "MLA prefill 8,192 behind 32,768, projections included", "3.2x"),
+        ] {
+            // Scores over 192 values, sums over 128, and 256 values of each position from 512.
+            let macs = HEADS as f64 * (pairs(computed, tokens) * 320.0 + (computed + tokens) as f64 * 131_072.0);
+            let make = move || mla_mix(cache, &[(computed as u32, tokens as usize)]);
+            rows.push(row(format!("{title}, {name}"), make, macs, false, 5, published));
+        }
+    }
+    rows
 }
 
 /// Pairs of a token and a position that it sees.
@@ -205,6 +242,25 @@ fn moe_output(tokens: usize) -> [Vec<Op>; 2] {
     [vec![fused.value(&[HIDDEN]).value(&[HIDDEN])], parts]
 }
 
+/// Products whose weights are quantised at load, beside bf16 ones.
+pub fn quantised() -> Vec<Row> {
+    let mut rows = Vec::new();
+    // The head keeps its factors.
+    for (n, k, name) in [(6288, HIDDEN, "KDA in"), (3648, HIDDEN, "MLA in"), (HIDDEN, CHANNELS, "out")] {
+        for tokens in [1, 16, 64, 8192] {
+            rows.push(Row {
+                title: format!("GEMM with e4m3 weights, {name} {n}x{k}, {tokens} tokens"),
+                ops: [vec![gemm_fp8(tokens, n, k)], vec![gemm(tokens, n, k)]],
+                macs: (tokens as u64 * n * k) as f64,
+                memory_bound: tokens <= 64,
+                sample: if tokens > 64 { 3 } else { 0 },
+                published: "",
+            });
+        }
+    }
+    rows
+}
+
 /// All rows of the table.
 pub fn all() -> Vec<Row> {
     let mut rows = Vec::new();
@@ -252,7 +308,6 @@ pub fn all() -> Vec<Row> {
         rows.push(Row {
             title: format!("AttnRes of 9 in two parts, {tokens} tokens"),
             ops: [attn_res_parts(tokens), vec![attn_res(tokens)]],
-            kernels: BEST,
             macs: 0.0,
             memory_bound: true,
             sample: 0,
@@ -273,7 +328,6 @@ pub fn all() -> Vec<Row> {
             rows.push(Row {
                 title: format!("MoE {name}, {tokens} tokens"),
                 ops,
-                kernels: BEST,
                 macs: (tokens as u64 * columns) as f64,
                 memory_bound: true,
                 sample: 0,
@@ -288,20 +342,6 @@ pub fn all() -> Vec<Row> {
             let title = format!("GEMM {name} {n}x{k}, {tokens} tokens");
             let macs = (tokens as u64 * n * k) as f64;
             rows.push(row(title, move || gemm(tokens, n, k), macs, true, 0, "2.0-3.0x"));
-        }
-    }
-    // The head keeps its factors.
-    for (n, k, name) in [(6288, HIDDEN, "KDA in"), (3648, HIDDEN, "MLA in"), (HIDDEN, CHANNELS, "out")] {
-        for tokens in [1, 16, 64, 8192] {
-            rows.push(Row {
-                title: format!("GEMM of e4m3, {name} {n}x{k}, {tokens} tokens"),
-                ops: [vec![gemm_fp8(tokens, n, k)], vec![gemm(tokens, n, k)]],
-                kernels: ["fp8", "best"],
-                macs: (tokens as u64 * n * k) as f64,
-                memory_bound: tokens <= 64,
-                sample: if tokens > 64 { 3 } else { 0 },
-                published: "",
-            });
         }
     }
     rows

@@ -10,22 +10,24 @@ use tokenspeed_backend_api::{
     record::OpRecord,
 };
 
-use crate::{find, launches::Sum, op::Op, rows::Row, table};
+use crate::{
+    find,
+    launches::Sum,
+    op::Op,
+    rows::Row,
+    table::{self, Sets},
+};
 
 /// Kernels that run whole: on whose results the addresses of others depend, and one whose neighbouring work-groups share rows in
 /// part, which a sample does not see.
-const WHOLE: &str = "sort,clear,count,cut,place,deal,short_conv,short_conv_long";
+const WHOLE: &str = "sort,clear,count,cut,place,deal,survey,short_conv,short_conv_long";
 const TIMEOUT_NS: u64 = 3_600_000_000_000;
 /// Operands start at multiples of this.
 const ALIGN: u64 = 256;
 
-/// Names of sets of kernels, and the device options that choose them.
-pub const DEVICES: [(&str, &[(&str, &str)]); 3] =
-    [("best", &[]), ("portable", &[("kernels", "portable")]), ("fp8", &[("precision", "fp8")])];
-
-/// The backend on the emulator, opened with each of [`DEVICES`].
+/// The backend on the emulator, by each set of options.
 pub struct Session {
-    devices: Vec<(&'static str, Device)>,
+    devices: [Device; 4],
     _backend: Backend,
     hip: &'static Hip,
     log: PathBuf,
@@ -53,8 +55,13 @@ impl Session {
         }
         let hip = tokenspeed_amd_gfx950::hip::load().map_err(|e| e.to_string())?;
         let backend = load("amd-gfx950", &SearchPaths::only([])).map_err(|e| e.to_string())?;
-        let open = |(name, options)| Ok((name, backend.open(0, options).map_err(|e| e.to_string())?));
-        let devices = DEVICES.into_iter().map(open).collect::<Result<_, String>>()?;
+        let open = |option| backend.open(0, &[option]).map_err(|e| e.to_string());
+        let devices = [
+            open(("kernels", "best"))?,
+            open(("kernels", "portable"))?,
+            open(("mla_prefill", "expanded"))?,
+            open(("precision", "fp8"))?,
+        ];
         std::fs::write(&log, "").map_err(|e| format!("{}: {e}", log.display()))?;
         Ok(Self { devices, _backend: backend, hip, log, listed })
     }
@@ -63,14 +70,14 @@ impl Session {
     ///
     /// # Errors
     /// Whatever the backend says.
-    pub fn measure(&self, row: &Row) -> Result<String, String> {
+    pub fn measure(&self, row: &Row, sets: &Sets) -> Result<String, String> {
         self.sample(row.sample)?;
         // Whichever cut needs less: what lies between the ops of the other is no need.
         let needs = |ops: &[Op]| ops.iter().map(|op| op.floor_bytes).sum::<f64>();
         let floor = needs(&row.ops[0]).min(needs(&row.ops[1]));
         let mut sums = Vec::new();
-        for (kernels, ops) in row.kernels.iter().zip(&row.ops) {
-            let (_, device) = self.devices.iter().find(|(name, _)| name == kernels).expect("a name of DEVICES");
+        for (device, ops) in sets.devices.iter().zip(&row.ops) {
+            let device = &self.devices[*device];
             let before = std::fs::metadata(&self.log).map_err(|e| e.to_string())?.len();
             for op in ops {
                 launch(device, op)?;
@@ -81,7 +88,7 @@ impl Session {
             }
             sums.push(Sum::of(&log)?);
         }
-        Ok(table::lines(row, floor, &sums))
+        Ok(table::lines(row, floor, &sums, sets))
     }
 
     fn logged(&self, from: u64) -> Result<String, String> {

@@ -10,14 +10,29 @@ pub const HEAD: &str = "\
 /// Largest share of the floor that memory-bound steps may move.
 const GATE: f64 = 1.15;
 
+/// What a row compares: devices of the session, and what their lines are called.
+pub struct Sets {
+    /// The first line's and the second's.
+    pub devices: [usize; 2],
+    /// Names.
+    pub names: [&'static str; 2],
+}
+
+/// The best kernels and the portable ones.
+pub const KERNELS: Sets = Sets { devices: [0, 1], names: ["best", "portable"] };
+/// Both forms of latent attention for long steps.
+pub const FORMS: Sets = Sets { devices: [2, 0], names: ["expanded", "absorbed"] };
+/// Both factors of dense products.
+pub const FACTORS: Sets = Sets { devices: [3, 0], names: ["e4m3", "bf16"] };
+
 /// Two lines, or one where both sets of kernels are the same.
-pub fn lines(row: &Row, floor: f64, sums: &[Sum]) -> String {
+pub fn lines(row: &Row, floor: f64, sums: &[Sum], sets: &Sets) -> String {
     let [best, portable] = sums else { return String::new() };
     let alike = best == portable;
     let ratio = if alike { "".to_string() } else { format!("{:.2}x", portable.micros / best.micros) };
-    let mut out = line(row, floor, if alike { "the same" } else { row.kernels[0] }, best, &ratio);
+    let mut out = line(row, floor, if alike { "the same" } else { sets.names[0] }, best, &ratio);
     if !alike {
-        out += &line(row, floor, row.kernels[1], portable, "");
+        out += &line(row, floor, sets.names[1], portable, "");
     }
     out
 }
@@ -29,7 +44,7 @@ fn line(row: &Row, floor: f64, kernels: &str, s: &Sum, ratio: &str) -> String {
     let least = if row.macs > 0.0 { format!("{:.2}", s.macs / row.macs) } else { String::new() };
     let conflicts = s.conflicts().map_or_else(String::new, |c| format!("{:.0}%", 100.0 * c));
     let (_, kernel, [registers, waves, groups], bound) = &s.longest;
-    let second = kernels == row.kernels[1];
+    let second = ratio.is_empty() && kernels != "the same";
     let published = if second { "" } else { row.published };
     format!(
         "| {} | {kernels} | {} | {about}{:.2} | {about}{over:.2}{gate} | {about}{:.1} | {least} | {:.0}% | {conflicts} | {kernel}: {registers}, {waves}, {groups} | {:.1} | {bound} | {ratio} | {published} |\n",

@@ -11,7 +11,10 @@ use super::{
     launch::{Argument, Kernel, LaunchError},
     library::Library,
 };
-use crate::hip::{HipError, Queue};
+use crate::{
+    hip::{HipError, Queue},
+    ops::Expansion,
+};
 
 /// More arguments than any kernel has.
 const ARGUMENTS_MAX: usize = 48;
@@ -47,6 +50,29 @@ pub enum Extent {
         /// Tokens per work-group.
         each: u32,
     },
+    /// One for every `each` of the positions `from`..`from + most` of contexts that a step expands, one behind the other; see
+    /// `ops/mla_prefill.rs`. None where there are no such positions.
+    Context {
+        /// The first position.
+        from: u64,
+        /// Positions at most.
+        most: u64,
+        /// Positions per work-group.
+        each: u64,
+    },
+    /// Those of a launch of expanded attention; see [`Expansion::jobs`].
+    ExpandedJobs {
+        /// The first position of its round.
+        from: u64,
+        /// Positions of a round.
+        size: u64,
+        /// Number of the launch in its round.
+        wave: u64,
+        /// Heads.
+        heads: u64,
+    },
+    /// As many, or none in a step that expands the contexts of all its requests.
+    Rest(u32),
 }
 
 impl Extent {
@@ -61,8 +87,8 @@ impl Extent {
         }
     }
 
-    /// Work-groups for so many entries: of a step, or of a whole bucket.
-    fn groups(self, counts: &Bucket) -> u32 {
+    /// Work-groups for so many entries, of a step or of a whole bucket, and what the step expands.
+    fn groups(self, counts: &Bucket, expansion: Expansion) -> u32 {
         let of = |count| counts.most(count).expect("an extent of a fixed size is Extent::Fixed");
         match self {
             Extent::Fixed(n) => n,
@@ -71,6 +97,11 @@ impl Extent {
                 let things = of(count) * times;
                 things.min(things / each + plus)
             }
+            Extent::Context { from, most, each } => {
+                expansion.positions.saturating_sub(from).min(most).div_ceil(each) as u32
+            }
+            Extent::ExpandedJobs { from, size, wave, heads } => expansion.jobs(from, size, wave, heads) as u32,
+            Extent::Rest(n) => n * u32::from(expansion.rest),
             // Each request leaves at most one group unfilled.
             Extent::QueryTiles { each } => (counts.max_tokens / each + counts.max_rows).min(counts.max_tokens),
         }
@@ -88,15 +119,15 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Queues it; a grid without work-groups is skipped. Allocates nothing.
+    /// Queues it, for so many entries and what the step expands; a grid without work-groups is skipped. Allocates nothing.
     ///
     /// # Safety
     /// The addresses among the arguments are live device memory of the right extent for these counts.
     ///
     /// # Errors
     /// HIP's.
-    pub unsafe fn launch(&self, queue: &Queue, counts: &Bucket) -> Result<(), HipError> {
-        let grid = self.grid.map(|e| e.groups(counts));
+    pub unsafe fn launch(&self, queue: &Queue, counts: &Bucket, expansion: Expansion) -> Result<(), HipError> {
+        let grid = self.grid.map(|e| e.groups(counts, expansion));
         if grid.contains(&0) {
             return Ok(());
         }

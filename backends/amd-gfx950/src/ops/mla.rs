@@ -18,7 +18,7 @@ use super::{
     mla_split::{self, Shape, Split},
 };
 use crate::{
-    kernel::{Extent, Plan},
+    kernel::{Argument, Extent, Plan},
     settings::Settings,
 };
 
@@ -134,22 +134,24 @@ pub(super) fn plan_project(op: &BoundOp<'_>, plan: &mut Plan<'_>, name: &str, p:
     let ragged = if p.n.is_multiple_of(PANEL) && p.k.is_multiple_of(PANEL) { "" } else { "_ragged" };
     let kernel = format!("mla_{name}_{format}_{}_{bm}{ragged}", op.settings.factors());
     // The gate is not read.
-    launch_project(op, plan, (&kernel, bm), y, p)
+    launch_project(op, plan, (&kernel, bm), y, None, p)
 }
 
-/// The same by a kernel that is given, with its rows per work-group, and a gate that lies as y does.
+/// The same by a kernel that is given, with its rows per work-group, and a gate that lies as y does; flags of the requests that it
+/// leaves out, for kernels that take them.
 pub(super) fn launch_project(
     op: &BoundOp<'_>,
     plan: &mut Plan<'_>,
     (kernel, bm): (&str, u32),
     gate: &Operand,
+    flags: Option<Argument>,
     p: &Projection,
 ) -> Result<(), Fault> {
     let [x, w, y] = op.operands else { unreachable!("checked") };
     let [word, fixed] = x.count();
     let heads = x.tensor.dims[1];
     let (_, ldw) = gemm::stored(&w.tensor);
-    let arguments = [
+    let mut arguments = vec![
         op.step(),
         word,
         fixed,
@@ -168,7 +170,9 @@ pub(super) fn launch_project(
         ("ldx", x.stride()),
         ("ldy", y.stride()),
     ];
-    let panels = Extent::Fixed((p.n.div_ceil(PANEL) + p.extra) as u32);
+    arguments.extend(flags.map(|flags| ("flags", flags)));
+    let panels = (p.n.div_ceil(PANEL) + p.extra) as u32;
+    let panels = if flags.is_some() { Extent::Rest(panels) } else { Extent::Fixed(panels) };
     Ok(plan.launch(kernel, [x.rows(bm), Extent::Fixed(heads as u32), panels], &arguments)?)
 }
 

@@ -2,24 +2,25 @@
 //!
 //! Four launches instead of six in a decoding step: absorb, deal, attention over splits, and one that puts a token's parts together,
 //! projects them and gates the values. From [`SHARED`] tokens on, parts are put together first, so that a tile of tokens shares a
-//! head's weights in the projection, which also gates. Bits are the same either way. Everything else is left to the
-//! decomposition.
+//! head's weights in the projection, which also gates. Bits are the same either way. With `mla_prefill=expanded`, requests of many
+//! tokens take another form (`mla_prefill`). Everything else is left to the decomposition.
 
 use tokenspeed_backend_api::{
     catalogue::OpDesc,
     dtype::DType,
     op::OpKind,
-    sdk::{Fault, Support, Tensor},
+    sdk::{Determinism, Fault, Support, Tensor},
 };
 
 use super::{
     BoundOp, OpEntry, Operand, gemm, int,
     mla::{PANEL, Projection, launch_project, plan_project},
+    mla_prefill::{self, Expanded},
     mla_split::{Shape, Split},
 };
 use crate::{
     kernel::{Extent, Plan},
-    settings::Settings,
+    settings::{GRAPH_TOKENS, MlaPrefill, Settings},
 };
 
 /// Values of a row, and latent ones.
@@ -42,6 +43,10 @@ struct Sizes {
     rope: usize,
     /// Bytes of the absorbed queries and of the sums over keys.
     bytes: [u64; 2],
+    /// Requests of many tokens take the expanded form, whose bits are others.
+    forms: bool,
+    /// The expanded form, where a program can hold such a request.
+    expanded: Option<Expanded>,
 }
 
 impl Sizes {
@@ -56,7 +61,10 @@ impl Sizes {
             return None;
         }
         let bytes = [row, rank].map(|n| ((tokens * heads * n * 4) as u64).next_multiple_of(256));
-        Some(Self { split: Split::new(&shape, settings)?, values, nope, rope, bytes })
+        let forms = settings.mla_prefill == MlaPrefill::Expanded && mla_prefill::fits(nope, values);
+        let context = shape.pages.0 * shape.pages.1;
+        let expanded = if forms { Expanded::new(tokens, heads, context) } else { None };
+        Some(Self { split: Split::new(&shape, settings)?, values, nope, rope, bytes, forms, expanded })
     }
 }
 
@@ -68,9 +76,14 @@ fn support(op: &OpDesc, settings: &Settings) -> Support {
             "rows of 512 + 64 values in bf16 or e4m3, pages of a power of two, values by 64, bf16 factors",
         );
     };
-    let mut support = settings.rounded(Support::yes("mla_mix, bf16 factors"));
+    let name = if sizes.forms { "mla_mix, bf16 factors, long requests expanded" } else { "mla_mix, bf16 factors" };
+    let mut support = settings.rounded(Support::yes(name));
+    if sizes.forms {
+        support.determinism = Determinism::RunToRun;
+    }
     support.pack = gemm::packing(op, 1, settings);
     support.workspace_bytes = sizes.split.workspace_bytes() + sizes.bytes.iter().sum::<u64>();
+    support.workspace_bytes += sizes.expanded.map_or(0, |e| e.workspace_bytes());
     support
 }
 
@@ -94,13 +107,21 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let absorbed = scratch(q, row, op.workspace);
     let mixed = scratch(q, rank, op.workspace + sizes.bytes[0]);
 
+    // A captured program holds no request that is expanded.
+    let expanded = sizes.expanded.filter(|_| op.bucket.max_tokens > GRAPH_TOKENS);
+    let base = op.workspace + sizes.bytes.iter().sum::<u64>() + sizes.split.workspace_bytes();
+    let flags = expanded.map(|e| e.survey(op, base, plan)).transpose()?;
     let projection = Projection { n: rank, k: sizes.nope, rope: sizes.rope, first: 0, extra: 1 };
-    plan_project(&BoundOp { operands: &[*q, *w, absorbed], ..*op }, plan, "absorb", &projection)?;
+    let absorb = BoundOp { operands: &[*q, *w, absorbed], ..*op };
+    match flags {
+        Some(_) => launch_project(&absorb, plan, ("mla_absorb_rest", 64), &absorbed, flags, &projection)?,
+        None => plan_project(&absorb, plan, "absorb", &projection)?,
+    }
 
     let operands = [absorbed, *cache, *table, mixed];
     let workspace = op.workspace + sizes.bytes.iter().sum::<u64>();
     let attention = BoundOp { operands: &operands, workspace, ..*op };
-    let parts = sizes.split.plan_parts(&attention, op.op.attrs(), plan)?;
+    let parts = sizes.split.plan_parts(&attention, op.op.attrs(), flags, plan)?;
     let (format, ldw) = gemm::stored(&w.tensor);
     if format != "bf16" {
         return Err(Fault::internal(format!("weights of mla_mix are {format}, bf16 was asked for")));
@@ -127,5 +148,7 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     }
     sizes.split.plan_merge(&attention, &parts, plan)?;
     let value = Projection { n: sizes.values, k: rank, rope: 0, first: sizes.nope, extra: 0 };
-    launch_project(&BoundOp { operands: &[mixed, *w, *y], ..*op }, plan, ("mla_gated_value", 64), gate, &value)
+    let kernel = if flags.is_some() { "mla_gated_value_rest" } else { "mla_gated_value" };
+    launch_project(&BoundOp { operands: &[mixed, *w, *y], ..*op }, plan, (kernel, 64), gate, flags, &value)?;
+    expanded.map_or(Ok(()), |e| e.plan(op, base, plan))
 }

@@ -57,11 +57,11 @@ pub(super) struct Split {
 impl Split {
     /// `None` if these kernels do not fit the shape.
     pub(super) fn new(shape: &Shape, settings: &Settings) -> Option<Self> {
-        // A step of keys lies in one page. A split of 590 KB lets one request of 50K to 100K positions have 98 to 196 work-groups in
-        // bf16, half as many in e4m3, and makes the parts of one token's 12 rows, written and read, a twenty-fourth of it. Shorter
-        // ones gain nothing: putting parts together takes them one after the other.
+        // A step of keys lies in one page. A split of 590 KB in e4m3 and of twice that in bf16 lets one request of 50K to 100K positions
+        // have 49 to 98 work-groups, and makes parts, written and read, a twelfth of one window of four tokens in bf16 and a sixth in
+        // e4m3. Shorter ones gain nothing: putting parts together takes them one after the other.
         let (cache, keys, least) = match shape.cache {
-            DType::BF16 => ("bf16", 32, 9),
+            DType::BF16 => ("bf16", 32, 10),
             DType::F8E4M3 => ("fp8", 64, 10),
             _ => return None,
         };
@@ -98,13 +98,19 @@ impl Split {
 
     /// Adds the launches.
     pub(super) fn plan(&self, op: &BoundOp<'_>, attrs: &Attrs, plan: &mut Plan<'_>) -> Result<(), Fault> {
-        let parts = self.plan_parts(op, attrs, plan)?;
+        let parts = self.plan_parts(op, attrs, None, plan)?;
         self.plan_merge(op, &parts, plan)
     }
 
     /// Adds the launches that leave results of tokens that see one split alone, and parts of all others, or with
-    /// [`Parts::folded`] results of all. Operands are those of `mla_attention`.
-    pub(super) fn plan_parts(&self, op: &BoundOp<'_>, attrs: &Attrs, plan: &mut Plan<'_>) -> Result<Parts, Fault> {
+    /// [`Parts::folded`] results of all. Operands are those of `mla_attention`; `flags` are of requests to leave out.
+    pub(super) fn plan_parts(
+        &self,
+        op: &BoundOp<'_>,
+        attrs: &Attrs,
+        flags: Option<Argument>,
+        plan: &mut Plan<'_>,
+    ) -> Result<Parts, Fault> {
         let [q, cache, table, y] = op.operands else { unreachable!("checked") };
         let bucket = &op.bucket;
         let fold = bucket.max_tokens > GRAPH_TOKENS;
@@ -115,8 +121,11 @@ impl Split {
         let tile = int(rows / self.heads);
         // With 2^30 positions in a split, a tile is one item.
         let listed = if fold { 30 } else { self.split_bits };
-        let arguments = [op.step(), ("plan", at(0)), ("TQ", tile), ("split_bits", int(listed))];
-        plan.launch("mla_deal", [Extent::Fixed(bucket.max_rows), Extent::ONE, Extent::ONE], &arguments)?;
+        let mut arguments = vec![op.step(), ("plan", at(0)), ("TQ", tile), ("split_bits", int(listed))];
+        arguments.extend(flags.map(|flags| ("flags", flags)));
+        let groups = |n| if flags.is_some() { Extent::Rest(n) } else { Extent::Fixed(n) };
+        let deal = if flags.is_some() { "mla_deal_rest" } else { "mla_deal" };
+        plan.launch(deal, [groups(bucket.max_rows), Extent::ONE, Extent::ONE], &arguments)?;
         let arguments = [
             ("plan", at(0)),
             ("q", q.pointer()),
@@ -141,7 +150,7 @@ impl Split {
         } else {
             format!("mla_decode_{}_{rows}", self.cache)
         };
-        plan.launch(&kernel, [Extent::Fixed(items.min(GROUPS) as u32), Extent::ONE, Extent::ONE], &arguments)?;
+        plan.launch(&kernel, [groups(items.min(GROUPS) as u32), Extent::ONE, Extent::ONE], &arguments)?;
         Ok(Parts {
             partial: at(2),
             sums: at(1),
@@ -201,13 +210,14 @@ pub(super) fn shape(operands: &[Operand]) -> Shape {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::{Graphs, Kernels, Precision};
+    use crate::settings::{Graphs, Kernels, MlaPrefill, Precision};
 
     const SHAPE: Shape =
         Shape { tokens: 64, heads: 12, widths: (576, 512), cache: DType::F8E4M3, pages: (64, 1 << 14) };
 
     fn split(shape: Shape, precision: Precision) -> Option<Split> {
-        Split::new(&shape, &Settings { precision, graphs: Graphs::On, kernels: Kernels::Best })
+        let (graphs, kernels, mla_prefill) = (Graphs::On, Kernels::Best, MlaPrefill::Absorbed);
+        Split::new(&shape, &Settings { precision, graphs, kernels, mla_prefill })
     }
 
     #[test]

@@ -20,6 +20,7 @@ mod kda_mix;
 mod kda_replay;
 mod mla;
 mod mla_mix;
+mod mla_prefill;
 mod mla_split;
 mod moe_edges;
 mod paged;
@@ -41,6 +42,8 @@ use crate::{
     kernel::{Argument, Extent, Plan},
     settings::Settings,
 };
+
+pub use mla_prefill::Expansion;
 
 /// Makes the packed bytes of an operand from its source.
 pub type Packer = fn(&OpView<'_>, usize, &[u8], &Settings) -> Result<Vec<u8>, Fault>;

@@ -12,6 +12,7 @@ mod gemm;
 mod header;
 mod linear;
 mod mla;
+mod mla_prefill;
 mod moe_edges;
 mod mutation;
 mod probe;

@@ -286,6 +286,23 @@ fn fp8_in_splits() {
     every_way_agrees(DType::F8E4M3, 64, &SPANS, 7);
 }
 
+/// Every way in six interleavings, over contexts of several splits that end within a step of keys.
+#[test]
+fn every_interleaving_gives_the_same_bits() {
+    let Some((device, manifest)) = device() else { return };
+    for format in [DType::BF16, DType::F8E4M3] {
+        let case = Case::new(&device, format, 64, &[(0, 130, 1), (1, 40, 2)], 9);
+        let mut results = (0..6u64).flat_map(|seed| WAYS.map(|way| (seed, way))).map(|(seed, way)| {
+            configure(emulator(), true, 100 + seed);
+            (seed, way, case.run(&device, &manifest, way, 6, false))
+        });
+        let (_, _, first) = results.next().unwrap();
+        for (seed, way, result) in results {
+            assert!(result == first, "{format}, interleaving {seed}, {way:?}: other bits");
+        }
+    }
+}
+
 /// What 2048 more rows of context cost a window of tokens: their bytes, read once for all heads and tokens. Counted is what
 /// lanes ask for, page numbers included, which all lanes of a wave ask for; what a split costs whatever its length cancels out.
 #[test]

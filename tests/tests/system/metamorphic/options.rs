@@ -139,7 +139,7 @@ impl Subject {
 
     /// Load the model with `words`; `least` memory holds one request of full length, `some` half of another one's.
     pub fn load(&self, bench: &Bench, words: &str) -> Arc<dyn Engine> {
-        let mut words = format!("--mode {} --max-model-len {} {words}", self.mode, self.max_len);
+        let mut words = format!("--mode {} --max-model-len {} --skip-server-warmup {words}", self.mode, self.max_len);
         let folder = &bench.folder;
         if words.contains(DRAFT) {
             let draft = bench.draft.get_or_init(|| (self.draft)(folder));
