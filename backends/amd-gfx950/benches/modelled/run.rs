@@ -18,9 +18,9 @@ use crate::{
     table::{self, Sets},
 };
 
-/// Kernels that run whole: on whose results the addresses of others depend, and one whose neighbouring work-groups share rows in
+/// Kernels that run whole: on whose results the addresses of others depend, and some whose neighbouring work-groups share rows or lines in
 /// part, which a sample does not see.
-const WHOLE: &str = "sort,clear,count,cut,place,deal,survey,short_conv,short_conv_long";
+const WHOLE: &str = "sort,clear,count,cut,place,deal,survey,short_conv,short_conv_long,prepare_mix,mix,finish";
 const TIMEOUT_NS: u64 = 3_600_000_000_000;
 /// Operands start at multiples of this.
 const ALIGN: u64 = 256;

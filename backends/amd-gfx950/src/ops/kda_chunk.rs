@@ -24,7 +24,7 @@ pub(super) const CHUNK: usize = 64;
 /// Keys and values of the heads that the specialised scan is made for.
 const FULL: usize = 128;
 /// Values of a head per work-group of the scan, its kernels' `PV`.
-const VALUES: usize = 16;
+pub(super) const VALUES: usize = 16;
 
 inventory::submit! { OpEntry { kind: OpKind::KdaChunk, support, plan, pack: None } }
 
@@ -57,6 +57,18 @@ pub(super) fn scratch_bytes(tokens: usize, heads: usize, size: usize, settings: 
     if tokens < CHUNK { 0 } else { tokens.div_ceil(CHUNK) * heads * bytes }
 }
 
+/// The same as arguments of `prepare` and `scan`, from the op's workspace on.
+pub(super) fn scratch(op: &BoundOp<'_>, tokens: usize, heads: usize, size: usize) -> [(&'static str, Argument); 6] {
+    let slots = tokens.div_ceil(CHUNK) * heads;
+    let mut at = op.workspace;
+    let [w, q, k, u, a, decay] = parts(size).map(|values| {
+        let part = Argument::Pointer(at);
+        at += (slots * values * op.settings.factor_bytes()) as u64;
+        part
+    });
+    [("ws_w", w), ("ws_q", q), ("ws_k", k), ("ws_u", u), ("ws_a", a), ("ws_decay", decay)]
+}
+
 pub(super) fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let [q, k, v, g, beta, state, o] = op.operands else { unreachable!("checked") };
     if op.workspace == 0 || (op.capacity(q) as usize) < CHUNK {
@@ -64,14 +76,7 @@ pub(super) fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     }
     let (heads, keys, values) = (q.tensor.dims[1], q.tensor.dims[2], v.tensor.dims[2]);
     let size = padded(keys, values).expect("supported");
-    let slots = q.tensor.dims[0].div_ceil(CHUNK) * heads;
-    let mut at = op.workspace;
-    let [w, qs, ks, u, a, decay] = parts(size).map(|values| {
-        let part = Argument::Pointer(at);
-        at += (slots * values * op.settings.factor_bytes()) as u64;
-        part
-    });
-    let scratch = [("ws_w", w), ("ws_q", qs), ("ws_k", ks), ("ws_u", u), ("ws_a", a), ("ws_decay", decay)];
+    let scratch = scratch(op, q.tensor.dims[0], heads, size);
     let inputs = [
         op.step(),
         ("q", q.pointer()),

@@ -1,9 +1,14 @@
-//! `kda_mix`: one launch for heads of Kimi's size in programs that cannot hold a chunk of 64 tokens, and for
-//! candidates, which never make one; its parts in all others.
+//! `kda_mix`, for heads of Kimi's size: one launch in programs that cannot hold a chunk of 64 tokens, and for candidates, which
+//! never make one; three in all others with bf16 factors. Everything else takes its parts.
 //!
-//! Both have the same bits: sums run in one order, and only a whole chunk takes the form of matrix products. That is why
-//! a program that can hold one is not decoded by the fused kernel: the bits of a long request would depend on who
+//! All have the same bits for single tokens: sums run in one order, and only a whole chunk takes the form of matrix products. That
+//! is why a program that can hold one is not decoded by the one launch: the bits of a long request would depend on who
 //! shares its step. The parts are planned by their own entries, with values between them in the workspace.
+//!
+//! In the three launches, the window is read by the first two and moved by the last. Outputs of chunks wait for it in f16, where y will be:
+//! bf16 would show in the largest outputs, f32 would take 50 MB more of 580 at 8,192 tokens.
+//! Rejected: the gated norm in the scan, where a work-group has 16 of a head's values; one with all of them would leave 12
+//! compute units to a request, which draw a fourteenth of the memory's speed.
 
 use tokenspeed_backend_api::{
     catalogue::OpDesc,
@@ -21,40 +26,66 @@ use super::{
     kda_chunk::{self, CHUNK},
 };
 use crate::{
-    kernel::{Extent, Plan},
+    kernel::{Argument, Extent, Plan},
     settings::Settings,
 };
 
-/// Head size and taps that the fused kernel is made for.
+/// Head size and taps that the kernels of whole layers are made for.
 const FUSED: (u64, u64) = (128, 4);
+/// Tokens per work-group of the norms behind chunks, the kernel's `EACH`.
+const NORMED: u32 = 8;
 /// Values of [T, C] between the parts: three behind the convolution, q and k of unit length, decay, output.
 const BETWEEN: usize = 7;
 
 inventory::submit! { OpEntry { kind: OpKind::KdaMix, support, plan, pack: None } }
 
-/// Whether one launch does it: candidates never make a chunk, however many they are.
-fn fused(settings: &Settings, window: DType, (dim, taps): (u64, u64), capacity: usize, frozen: bool) -> bool {
-    settings.specialised()
-        && (dim, taps) == FUSED
-        && matches!(window, DType::F32 | DType::BF16)
-        && (frozen || capacity < CHUNK)
+/// How an op is launched.
+#[derive(Clone, Copy, PartialEq)]
+enum Form {
+    /// One launch.
+    Tokens,
+    /// Three.
+    Chunks,
+    /// One op after the other.
+    Parts,
+}
+
+/// `dims` are a head's size and the taps, `capacity` counts tokens. Candidates never make a chunk, however many they are.
+fn form(settings: &Settings, window: DType, dims: (u64, u64), capacity: usize, frozen: bool) -> Form {
+    if !settings.specialised() || dims != FUSED || !matches!(window, DType::F32 | DType::BF16) {
+        Form::Parts
+    } else if frozen || capacity < CHUNK {
+        Form::Tokens
+    } else if settings.exact() {
+        Form::Parts
+    } else {
+        Form::Chunks
+    }
 }
 
 fn support(op: &OpDesc, settings: &Settings) -> Support {
     let (q, taps, window, y) = (&op.operands[0], op.operands[6].dims[1], &op.operands[12], &op.operands[14]);
     let (tokens, heads, dim) = (q.dims[0] as usize, y.dims[1] as usize, y.dims[2]);
-    if fused(settings, window.dtype, (dim, taps), tokens, op.attrs.i[1] == 1) {
+    let frozen = op.attrs.i[1] == 1;
+    let form = form(settings, window.dtype, (dim, taps), tokens, frozen);
+    if form == Form::Tokens {
         return Support::yes("kda_mix, one launch");
     }
     let Some(size) = kda_chunk::padded(dim as usize, dim as usize) else {
         return Support::no(format!("heads of {dim}, at most 128"));
     };
+    let scratch = kda_chunk::scratch_bytes(tokens, heads, size, settings);
+    if form == Form::Chunks {
+        let mut support = settings.rounded(Support::yes("kda_mix, three launches"));
+        support.workspace_bytes = scratch as u64;
+        return support;
+    }
     let mut support = Support::yes("kda_mix, in parts");
-    if tokens >= CHUNK && op.attrs.i[1] == 0 {
+    if tokens >= CHUNK && !frozen {
         support = settings.rounded(support);
     }
     let values = BETWEEN * value_bytes(tokens, y.row_len()) + value_bytes(tokens, heads);
-    support.workspace_bytes = (values + kda_chunk::scratch_bytes(tokens, heads, size, settings)) as u64;
+    support.workspace_bytes = (values + scratch) as u64;
     support
 }
 
@@ -67,19 +98,20 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let [q, .., window, _, y] = op.operands else { unreachable!("checked") };
     let taps = op.operands[6].tensor.dims[1] as u64;
     let (dim, frozen) = (y.tensor.dims[2] as u64, op.op.attrs().i[1] == 1);
-    if fused(op.settings, window.tensor.dtype, (dim, taps), q.tensor.dims[0], frozen) {
-        return plan_fused(op, plan);
+    match form(op.settings, window.tensor.dtype, (dim, taps), q.tensor.dims[0], frozen) {
+        Form::Tokens => plan_tokens(op, plan),
+        Form::Chunks => plan_chunks(op, plan),
+        Form::Parts => plan_parts(op, plan),
     }
-    plan_parts(op, plan)
 }
 
-fn plan_fused(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
+/// Operands, strides and attributes by the names that kernels of whole layers know them by.
+fn arguments(op: &BoundOp<'_>) -> Vec<(&'static str, Argument)> {
     let [q, k, v, f, b, gate, wq, wk, wv, a_log, dt_bias, norm, window, state, y] = op.operands else {
         unreachable!("checked")
     };
     let attrs = op.op.attrs();
-    let heads = y.tensor.dims[1];
-    let arguments = [
+    vec![
         op.step(),
         ("q", q.pointer()),
         ("k", k.pointer()),
@@ -96,7 +128,7 @@ fn plan_fused(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
         ("window", window.pointer()),
         ("state", state.pointer()),
         ("y", y.pointer()),
-        ("H", int(heads)),
+        ("H", int(y.tensor.dims[1])),
         ("ldq", q.stride()),
         ("ldk", k.stride()),
         ("ldv", v.stride()),
@@ -111,10 +143,36 @@ fn plan_fused(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
         ("l2_eps", float(attrs.f[1])),
         ("scale", float(attrs.f[2])),
         ("norm_eps", float(attrs.f[3])),
-    ];
-    let form = if attrs.i[1] == 1 { "candidates" } else { "decode" };
+    ]
+}
+
+fn plan_tokens(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
+    let [.., window, _, y] = op.operands else { unreachable!("checked") };
+    let form = if op.op.attrs().i[1] == 1 { "candidates" } else { "decode" };
     let kernel = format!("kda_{form}_{}", format_name(window.tensor.dtype).expect("supported"));
-    Ok(plan.launch(&kernel, [REQUESTS, Extent::Fixed(heads as u32), Extent::ONE], &arguments)?)
+    let grid = [REQUESTS, Extent::Fixed(y.tensor.dims[1] as u32), Extent::ONE];
+    Ok(plan.launch(&kernel, grid, &arguments(op))?)
+}
+
+fn plan_chunks(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
+    let [q, .., window, _, y] = op.operands else { unreachable!("checked") };
+    let (tokens, heads, dim) = (q.tensor.dims[0], y.tensor.dims[1], y.tensor.dims[2]);
+    let format = format_name(window.tensor.dtype).expect("supported");
+    let mut all = arguments(op);
+    all.extend(kda_chunk::scratch(op, tokens, heads, dim));
+    all.push(("o", y.pointer()));
+    let without = |names: &[&str]| all.iter().filter(|(name, _)| !names.contains(name)).copied().collect::<Vec<_>>();
+    let heads = Extent::Fixed(heads as u32);
+
+    let prepare = without(&["gate", "norm", "state", "y", "o", "ldg", "lds", "ldy", "norm_eps"]);
+    let grid = [q.rows(CHUNK as u32), heads, Extent::ONE];
+    plan.launch(&format!("kda_mix_prepare_{format}"), grid, &prepare)?;
+    let scan = without(&["gate", "norm", "ldg", "norm_eps"]);
+    let grid = [REQUESTS, heads, Extent::Fixed((dim / kda_chunk::VALUES) as u32)];
+    plan.launch(&format!("kda_mix_scan_{format}"), grid, &scan)?;
+    let finish: Vec<_> = "step q k v gate norm window y o H ldq ldk ldv ldg ldw ldy norm_eps".split(' ').collect();
+    let finish: Vec<_> = all.iter().filter(|(name, _)| finish.contains(name)).copied().collect();
+    Ok(plan.launch(&format!("kda_mix_finish_{format}"), [q.rows(NORMED), heads, Extent::ONE], &finish)?)
 }
 
 /// Cuts values from the workspace.

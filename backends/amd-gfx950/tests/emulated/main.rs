@@ -10,6 +10,7 @@ mod few;
 mod find;
 mod gemm;
 mod header;
+mod kda_mix;
 mod linear;
 mod mla;
 mod mla_prefill;

@@ -20,7 +20,7 @@ const CANDIDATES: usize = 4;
 const TAPS: u64 = 4;
 const SLOTS: u64 = 5;
 /// Room for what ops keep between their launches.
-const WORKSPACE: u64 = 1 << 20;
+const WORKSPACE: u64 = 1 << 22;
 
 /// One arena in which tensors are laid out one behind the other, and the host's image of it.
 pub struct Bench<'a> {
@@ -58,6 +58,13 @@ impl<'a> Bench<'a> {
         tensor
     }
 
+    /// The upper halves of an f32 tensor that was placed.
+    pub fn narrow(&mut self, wide: &Tensor) -> Tensor {
+        let bytes = self.image[wide.offset as usize..][..wide.bytes() as usize].to_vec();
+        let bytes = bytes.chunks_exact(4).flat_map(|b| [b[2], b[3]]).collect();
+        self.place(DType::BF16, wide.vary, wide.dims(), Some(bytes))
+    }
+
     pub fn read(&self, tensor: &Tensor) -> Vec<u8> {
         let mut out = vec![0; tensor.bytes() as usize];
         self.device.read(self.arena.as_ref().unwrap(), tensor.offset, &mut out).unwrap();
@@ -69,6 +76,11 @@ impl<'a> Bench<'a> {
         let ids = vec![0; row.query_len as usize];
         let mut step = StepData::from_spans(&[(0, row.computed, &ids)]);
         step.rows = vec![row];
+        self.run_step(&step, ops);
+    }
+
+    /// Runs ops in order for a step, and waits.
+    pub fn run_step(&mut self, step: &StepData, ops: &[(OpKind, Vec<Tensor>, Attrs)]) {
         let block = step.to_bytes();
         let step_arena = self.device.arena_alloc(ArenaKind::Step, block.len() as u64).unwrap();
         self.device.write(&step_arena, 0, &block).unwrap();

@@ -8,8 +8,12 @@ use std::{
     process::Command,
 };
 
-use tokenspeed_backend_api::conform::{self, Options};
+use tokenspeed_backend_api::{
+    conform::{self, Options},
+    dtype::DType,
+};
 
+use crate::kda_mix;
 use crate::support::{backend_device, configure, emulator, heal, report};
 
 /// An edit: in `file` of `kernels/`, `from` becomes `to`; `kernels` are the variants to compile, by how their names begin.
@@ -184,6 +188,40 @@ bugs! {
     /// A draw is from all that top-k and top-p leave, whatever min-p leaves of it.
     min_p_is_left_out: "sample.py", "kept = tl.where(least > 0.0, kept, whole)" => "kept = whole",
         "sample_", "sample", "must be exact";
+}
+
+/// Bugs of the three launches of a layer whose program can hold a chunk: the suite's Kimi heads are in smaller programs, so the check is
+/// `kda_mix::three_launches_are_the_reference`.
+fn caught_by_layers(name: &str, gate: kda_mix::Gate, file: &'static str, from: &'static str, to: &'static str) {
+    let kernels = "kda_mix_prepare_f32,kda_mix_scan_f32,kda_mix_finish_f32";
+    let bug = Bug { file, from, to, kernels, op: "kda_mix", check: "three_launches_are_the_reference" };
+    let Some(folder) = planted(name, &bug) else { return };
+    let [largest, mean] = kda_mix::worst(gate, DType::F32).expect("the bug's kernels were just made");
+    std::fs::remove_dir_all(&folder).unwrap();
+    // NaN is no small error.
+    let fine = largest <= kda_mix::LARGEST && mean <= kda_mix::MEAN;
+    assert!(!fine, "{name}: not caught by {}: largest error {largest}, {mean} rms", bug.check);
+}
+
+/// A chunk that begins with the request's tokens of the step does not see the window.
+#[test]
+fn a_chunk_forgets_the_window() {
+    let (from, to) = ("    if before < 3:", "    if before < 0:");
+    caught_by_layers("a_chunk_forgets_the_window", kda_mix::BOUNDED, "kda_prepare.py", from, to);
+}
+
+/// The window behind a step is a token too old.
+#[test]
+fn a_window_is_moved_too_little() {
+    let (from, to) = ("p = length - 3 + m", "p = length - 4 + m");
+    caught_by_layers("a_window_is_moved_too_little", kda_mix::BOUNDED, "kda_finish.py", from, to);
+}
+
+/// 117: the same in the kernel that prepares chunks from the layer's inputs.
+#[test]
+fn strong_decay_overflows_in_a_layer() {
+    let (from, to) = ("WEAKEST = gl.constexpr(-115.0)", "WEAKEST = gl.constexpr(-1e30)");
+    caught_by_layers("strong_decay_overflows_in_a_layer", kda_mix::STRONG, "kda_prepare.py", from, to);
 }
 
 /// 117: decay ratios inside a tile are formed as products whatever the gate. The suite's gates are too weak for that, so the
