@@ -1,13 +1,14 @@
 //! `gemm`: the one dense product, over every weight format.
 
 use super::{Call, Case, Entry, OpDesc, Part, REDUCTION, cases::Gen, input, output, schema::WEIGHT_DTYPES};
-use crate::{graph::Vary, op::OpKind, tensor::View};
+use crate::{dtype::DType, graph::Vary, op::OpKind, tensor::View};
 
 pub(super) const ENTRY: Entry = Entry {
     kind: OpKind::Gemm,
     version: 1,
     doc: "`y[t, n] = Σ_k x[t, k] · w[n, k] (+ bias[n])`. Inner dimensions of x and y are flattened to K and N. `attrs.i[0]` = 1 if a bias \
-          operand is present. w is [N, K] in any weight format.",
+          operand is present. `attrs.i[1]` = 1 says that a choice depends on the result: a backend that may round factors keeps these. \
+          w is [N, K] in any weight format.",
     operands: &[input("x [T, K]"), input("w [N, K]"), input("bias [N], optional"), output("y [T, N]")],
     check,
     reference,
@@ -19,6 +20,7 @@ pub(super) const ENTRY: Entry = Entry {
 fn check(op: &OpDesc) -> Result<(), String> {
     let bias = op.attrs.i[0] == 1;
     op.require(matches!(op.attrs.i[0], 0 | 1), || format!("attrs.i[0] = {} is not 0 or 1", op.attrs.i[0]))?;
+    op.require(matches!(op.attrs.i[1], 0 | 1), || format!("attrs.i[1] = {} is not 0 or 1", op.attrs.i[1]))?;
     op.count(3 + usize::from(bias))?;
     let y = op.operands.len() - 1;
     op.f32(&[0, y])?;
@@ -129,17 +131,37 @@ fn cases(seed: u64) -> Vec<Case> {
             let bias = (t + n) % 2;
             let mut c = g.case(OpKind::Gemm, format!("{dtype} T={t} K={k} N={n} bias={bias}"), t as usize);
             c.attrs.i[0] = bias as i64;
-            let x = g.uniform(&[t, k]);
-            c.push(Vary::Tokens, &[t, k], x);
-            let w = g.weight(dtype, &[n, k]);
-            c.push_raw(dtype, Vary::Fixed, &[n, k], w);
-            if bias == 1 {
-                let b = g.uniform(&[n]);
-                c.push(Vary::Fixed, &[n], b);
-            }
-            c.push_output(Vary::Tokens, &[t, n]);
+            operands(&mut g, &mut c, dtype, [t, k, n]);
             out.push(c);
         }
     }
+    // Matrices wide enough to be quantised, with and without whole tiles, rows of one of them of very different sizes.
+    for (dtype, t, k, n, bias, decides) in
+        [(DType::BF16, 2, 288, 144, 0, 0), (DType::Q8_0, 21, 160, 200, 1, 0), (DType::BF16, 1, 160, 130, 0, 1)]
+    {
+        let mut c =
+            g.case(OpKind::Gemm, format!("{dtype} T={t} K={k} N={n} bias={bias} decides={decides}"), t as usize);
+        (c.attrs.i[0], c.attrs.i[1]) = (bias, decides);
+        operands(&mut g, &mut c, dtype, [t, k, n]);
+        out.push(c);
+    }
     out
+}
+
+fn operands(g: &mut Gen, c: &mut Case, dtype: DType, [t, k, n]: [u64; 3]) {
+    let x = g.uniform(&[t, k]);
+    c.push(Vary::Tokens, &[t, k], x);
+    let w = match dtype {
+        DType::BF16 if n > 128 => {
+            let sized = |(i, v): (usize, &f32)| half::bf16::from_f32(v * 0.5f32.powi((i as u64 / k % 7) as i32));
+            g.uniform(&[n, k]).iter().enumerate().map(sized).flat_map(half::bf16::to_le_bytes).collect()
+        }
+        _ => g.weight(dtype, &[n, k]),
+    };
+    c.push_raw(dtype, Vary::Fixed, &[n, k], w);
+    if c.attrs.i[0] == 1 {
+        let b = g.uniform(&[n]);
+        c.push(Vary::Fixed, &[n], b);
+    }
+    c.push_output(Vary::Tokens, &[t, n]);
 }

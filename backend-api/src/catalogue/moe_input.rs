@@ -68,8 +68,10 @@ fn decompose(op: &GraphOp, graph: &mut Graph) -> Vec<GraphOp> {
     let [gates, ups] =
         ["gate", "up"].map(|p| graph.value(format!("{}.{p}", spec.name), spec.vary, &spec.inner, spec.dtype));
     let product = |w, y| op.part(OpKind::Gemm, Attrs::default(), &[x, w, y]);
+    let mut decides = Attrs::default();
+    decides.i[1] = 1;
     vec![
-        product(router, logits),
+        op.part(OpKind::Gemm, decides, &[x, router, logits]),
         product(down, z),
         product(gate, gates),
         product(up, ups),

@@ -12,6 +12,8 @@ import experts
 import experts_mxfp4
 import fp8
 import gemm
+import gemm_few
+import gemm_fp8
 import headnorm
 import kda
 import kda_chunk
@@ -212,6 +214,30 @@ def linears():
                     matrix_instr_nonkdim=16)
 
 
+    # A wave each; the same bits as above.
+    for suffix, bias, add in (("", False, False), ("_bias", True, False), ("_add", False, True)):
+        constants = {"BIAS": bias, "ADD": add}
+        yield variant("shipped", f"linear_few{suffix}", gemm_few.linear, [*COUNT, F32, BF16, *[F32] * 4] + [I32] * 8,
+                      {**constants, "RING": 4}, ["ceil(rows/16)", "ceil(N/16)", "1"], ["x", "w", "K", "ldx", "ldw"], warps=1)
+        for form, x, done in (("", F32, False), ("_rounded", FP8, True)):
+            yield variant("shipped", f"linear_fp8_few{form}{suffix}", gemm_fp8.few, [*COUNT, x, U8, FP8, *[F32] * 4] + [I32] * 8,
+                          {**constants, "ROUNDED": done, "RING": 4 if done else 3}, ["ceil(rows/16)", "ceil(N/16)", "1"],
+                          ["x", "w", "K", "KP", "ldx"], warps=1)
+    grid = ["ceil(rows/16)", "sum(ceil(ni/16))", "1"]
+    outs = [f"y{i}" for i in range(6)]
+    yield variant("shipped", "linear_few_several", gemm_few.several, [*COUNT, F32, *[BF16] * 6, *[F32] * 6] + [I32] * 20,
+                  {"RING": 4}, grid, ["x", *[f"{k}{i}" for k in ("w", "lw") for i in range(6)], *outs, "K", "ldx"], warps=1)
+    for form, x, done in (("", F32, False), ("_rounded", FP8, True)):
+        yield variant("shipped", f"linear_fp8_several{form}", gemm_fp8.several, [*COUNT, x, U8, *[FP8] * 6, *[F32] * 6] + [I32] * 15,
+                      {"ROUNDED": done, "RING": 4 if done else 3}, grid,
+                      ["x", *[f"w{i}" for i in range(6)], *outs, "K", "KP", "ldx"], warps=1)
+    for bias in (False, True):
+        for bm, bn, warps in ((64, 32, 2), (128, 128, 4)):
+            yield variant("shipped", f"linear_fp8_{bm}x{bn}{'_bias' if bias else ''}", gemm_fp8.many,
+                          [*COUNT, FP8, U8, FP8, F32, F32] + [I32] * 4, {"BIAS": bias, "BM": bm, "BN": bn, "RING": 2},
+                          ["ceil(rows/BM)", "ceil(N/BN)", "1"], ["x", "w", "K", "KP"], warps=warps)
+
+
 def moe_edge_products():
     # Tiles, formats and the order of K are those of `linears`. No ragged siblings: their masks spill scalar registers.
     for w, exact, tiles in (("bf16", False, ((16, 16, 64), (16, 64, 64), (64, 16, 64), (64, 64, 64), (128, 128, 64))),
@@ -390,6 +416,11 @@ def samples():
     for suffix, tables in (("", False), ("_tables", True)):
         yield variant("shipped", f"sample_scan{suffix}", sample.scan, [STEP, F32, i32, F32, i32, i32, *[I32] * 10],
                       {"TABLES": tables, "B": 1024}, ["logit rows", "CHUNKS", "1"], [], **EXACTLY)
+        yield variant("shipped", f"sample_weigh{suffix}", sample.weigh, [STEP, F32, i32, F32, i32, i32, i32, "*fp64", *[I32] * 10],
+                      {"TABLES": tables, "CH": 256, "B": 1024}, ["logit rows", "CHUNKS", "1"], [], **EXACTLY)
+        yield variant("shipped", f"sample_pick{suffix}", sample.pick,
+                      [STEP, F32, i32, F32, i32, i32, i32, "*fp64", i32, *[I32] * 10],
+                      {"TABLES": tables, "CH": 256, "B": 1024}, ["logit rows", "1", "1"], [], warps=8, **EXACTLY)
         yield variant("shipped", f"sample_choose{suffix}", sample.choose,
                       [STEP, F32, i32, i32, F32, i32, i32, F32, i32, *[I32] * 12],
                       {"TABLES": tables, "CH": 256, "B": 1024}, ["logit rows", "1", "1"], [], warps=8, **EXACTLY)

@@ -134,22 +134,36 @@ pub fn plan(
     bucket: Bucket,
 ) -> Result<Vec<Prepared>, Fault> {
     let (step, _) = step_block(bindings)?;
-    let mut plan = Plan::new(&device.kernels);
-    for (index, op) in ops.iter().enumerate() {
-        let name = |f: Fault| Fault { message: format!("{} {}: {}", op.kind(), op.label(), f.message), ..f };
-        let entry = ops::entry(op.kind()).ok_or_else(|| name(Fault::unsupported("this backend has no such op")))?;
-        let operands = resolve(op, bindings, &bucket).map_err(name)?;
+    let name =
+        |op: &OpView<'_>, f: Fault| Fault { message: format!("{} {}: {}", op.kind(), op.label(), f.message), ..f };
+    let mut places = Vec::with_capacity(ops.len());
+    for op in ops {
+        let operands = resolve(op, bindings, &bucket).map_err(|f| name(op, f))?;
         let workspace = match op.workspace_bytes() {
             0 => 0,
             bytes => {
-                let bound =
-                    bindings.get(TS_BIND_ACTIVATIONS).ok_or_else(|| name(Fault::invalid("no workspace is bound")))?;
-                within(&bound, op.workspace_offset(), bytes).map_err(name)?
+                let bound = bindings.get(TS_BIND_ACTIVATIONS);
+                let bound = bound.ok_or_else(|| name(op, Fault::invalid("no workspace is bound")))?;
+                within(&bound, op.workspace_offset(), bytes).map_err(|f| name(op, f))?
             }
         };
+        places.push((operands, workspace));
+    }
+    let bind =
+        |(op, (operands, workspace))| BoundOp { op, operands, step, workspace, bucket, settings: &device.settings };
+    let bound: Vec<BoundOp<'_>> = ops.iter().zip(places.iter().map(|(o, w)| (&o[..], *w))).map(bind).collect();
+    let mut plan = Plan::new(&device.kernels);
+    let mut index = 0;
+    while let Some(op) = bound.get(index) {
         plan.op = index;
-        let bound = BoundOp { op, operands: &operands, step, workspace, bucket, settings: &device.settings };
-        (entry.plan)(&bound, &mut plan).map_err(name)?;
+        let mut planned = ops::together(&bound[index..], &mut plan).map_err(|f| name(op.op, f))?;
+        if planned == 0 {
+            let entry = ops::entry(op.op.kind());
+            let entry = entry.ok_or_else(|| name(op.op, Fault::unsupported("this backend has no such op")))?;
+            (entry.plan)(op, &mut plan).map_err(|f| name(op.op, f))?;
+            planned = 1;
+        }
+        index += planned;
     }
     Ok(plan.launches)
 }

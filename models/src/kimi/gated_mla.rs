@@ -25,23 +25,27 @@ pub(super) fn attention(b: &mut Builder<'_>, x: Ref, name: &str, nth: usize) -> 
     let cache = Ref::Cache { component: MLA, tensor: nth };
     let table = Ref::Table { component: MLA };
 
+    // All products of x in a row: a backend may make them in one launch.
     let q = match q_rank {
         None => b.linear(x, &format!("{name}.q_proj"), &[heads, head], hidden),
+        Some(rank) => b.linear(x, &format!("{name}.q_a_proj"), &[rank], hidden),
+    };
+    let latent = b.linear(x, &format!("{name}.kv_a_proj_with_mqa"), &[row], hidden);
+    let gate = output_gate.then(|| b.linear(x, &format!("{name}.g_proj"), &[heads, v_dim], hidden));
+    let q = match q_rank {
+        None => q,
         Some(rank) => {
-            let low = b.linear(x, &format!("{name}.q_a_proj"), &[rank], hidden);
-            let normed = b.norm(low, &format!("{name}.q_a_layernorm"), rank, latent_eps);
+            let normed = b.norm(q, &format!("{name}.q_a_layernorm"), rank, latent_eps);
             b.linear(normed, &format!("{name}.q_b_proj"), &[heads, head], rank)
         }
     };
-    let latent = b.linear(x, &format!("{name}.kv_a_proj_with_mqa"), &[row], hidden);
     let norm = b.small(&format!("{name}.kv_a_layernorm.weight"), &[kv_rank]);
     let component = attrs(&[MLA as i64], &[latent_eps]);
     b.graph.push(OpKind::MlaWrite, component, &[latent, norm, cache, table], format!("{name}.write"));
 
     let kv_b = b.matrix(&format!("{name}.kv_b_proj.weight"), heads * (nope_dim + v_dim), kv_rank);
     let (scale, out) = (1.0 / (head as f64).sqrt(), [heads, v_dim]);
-    let o = if output_gate {
-        let gate = b.linear(x, &format!("{name}.g_proj"), &out, hidden);
+    let o = if let Some(gate) = gate {
         let gated = b.value(&format!("{name}.gated"), &out);
         let mix = attrs(&[MLA as i64, rope_dim as i64], &[scale]);
         b.graph.push(OpKind::MlaMix, mix, &[q, kv_b, cache, table, gate, gated], format!("{name}.mix"));

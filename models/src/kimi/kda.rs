@@ -71,6 +71,11 @@ pub(super) fn attention(b: &mut Builder<'_>, x: Ref, name: &str, nth: usize) -> 
     let raw = ["q", "k", "v"].map(|p| b.linear(x, &format!("{name}.{p}_proj"), &shape, hidden));
     let low = b.linear(x, &format!("{name}.f_a_proj"), &[head_dim], hidden);
     let beta_logits = b.linear(x, &format!("{name}.b_proj"), &[heads], hidden);
+    // All products of x in a row: a backend may make them in one launch.
+    let gates = match full_rank_output_gate {
+        true => b.linear(x, &format!("{name}.g_proj"), &shape, hidden),
+        false => b.linear(x, &format!("{name}.g_a_proj"), &[head_dim], hidden),
+    };
     if verify {
         let operands = [raw[0], raw[1], raw[2], low, beta_logits, cache.record];
         b.graph.push(OpKind::KdaRecord, Attrs::default(), &operands, format!("{name}.record"));
@@ -80,11 +85,9 @@ pub(super) fn attention(b: &mut Builder<'_>, x: Ref, name: &str, nth: usize) -> 
     let f = b.linear(low, &format!("{name}.f_b_proj"), &shape, head_dim);
     let (a_log, dt_bias) =
         (b.small(&format!("{name}.A_log"), &[heads]), b.small(&format!("{name}.dt_bias"), &[channels]));
-    let gates = if full_rank_output_gate {
-        b.linear(x, &format!("{name}.g_proj"), &shape, hidden)
-    } else {
-        let low = b.linear(x, &format!("{name}.g_a_proj"), &[head_dim], hidden);
-        b.linear(low, &format!("{name}.g_b_proj"), &shape, head_dim)
+    let gates = match full_rank_output_gate {
+        true => gates,
+        false => b.linear(gates, &format!("{name}.g_b_proj"), &shape, head_dim),
     };
     let norm = b.small(&format!("{name}.o_norm.weight"), &[head_dim]);
     let y = b.value(&format!("{name}.mix"), &shape);

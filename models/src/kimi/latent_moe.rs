@@ -74,7 +74,9 @@ fn in_two_ops(
 /// Every other kind, op by op; returns what is to be added.
 fn in_parts(b: &mut Builder<'_>, x: Ref, name: &str, moe: &Moe) -> Ref {
     let hidden = b.config.hidden_size;
-    let logits = b.linear(x, &format!("{name}.gate"), &[moe.experts], hidden);
+    let logits = b.value(&format!("{name}.gate"), &[moe.experts]);
+    let router = b.matrix(&format!("{name}.gate.weight"), moe.experts, hidden);
+    b.graph.push(OpKind::Gemm, attrs(&[0, 1], &[]), &[x, router, logits], format!("{name}.gate"));
     let (ids, weights) = route(b, logits, name, moe);
     let z = match moe.latent {
         None => x,

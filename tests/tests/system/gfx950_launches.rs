@@ -8,10 +8,11 @@ use tokenspeed_amd_gfx950::{
     ops::{self, BoundOp, Operand},
 };
 use tokenspeed_backend_api::{
+    abi::{TS_BIND_ACTIVATIONS, ts_tensor},
     catalogue::OpDesc,
     dtype::DType,
     record::OpRecord,
-    sdk::{Bucket, OpView, Tensor},
+    sdk::{Bucket, Fault, OpView, Tensor},
     support::Support,
 };
 use tokenspeed_core::lower::{Capacity, Lowered, lower};
@@ -20,8 +21,10 @@ use tokenspeed_models::{
     kimi::{GraphOptions, Graphs, KimiConfig, LayerKind},
 };
 
-/// Where operands are said to lie; nobody looks.
-const SOMEWHERE: u64 = 1 << 40;
+/// Where bindings and weights are said to lie, far from each other; nobody looks.
+const BINDING: u64 = 1 << 48;
+const WEIGHTS: u64 = 1 << 56;
+const WEIGHT: u64 = 1 << 38;
 
 fn refused(desc: &OpDesc) -> Support {
     Support::no(format!("no {} here", desc.kind))
@@ -52,25 +55,47 @@ fn launches(tokens: u32, library: &Library, settings: &Settings) -> (BTreeMap<us
     let (lowered, config) = lowered(tokens, settings);
     let bucket = Bucket { max_tokens: tokens, max_rows: tokens, max_logit_rows: tokens };
     let mut layers = BTreeMap::new();
+    let mut records = Vec::new();
+    let mut operands = Vec::new();
     for op in &lowered.ops {
-        let mut record = OpRecord::new(
-            op.desc.kind,
-            op.desc.operands.iter().map(|t| t.to_abi()).collect(),
-            op.desc.attrs,
-            &*op.label,
-        );
+        let tensors = op.desc.operands.iter().map(|t| t.to_abi()).collect();
+        let mut record = OpRecord::new(op.desc.kind, tensors, op.desc.attrs, &*op.label);
         (record.workspace_offset, record.workspace_bytes) = op.workspace;
-        let view = OpView::from_record(&record).unwrap_or_else(|e| panic!("{}: {}", op.label, e.message));
-        let operand = |(i, t)| Operand { tensor: Tensor::new(t, i).expect("checked"), address: SOMEWHERE };
-        let operands: Vec<Operand> = view.descriptors().iter().enumerate().map(operand).collect();
-        let mut plan = Plan::new(library);
-        let bound = BoundOp { op: &view, operands: &operands, step: SOMEWHERE, workspace: SOMEWHERE, bucket, settings };
-        let entry = ops::entry(op.desc.kind).expect("supported");
-        (entry.plan)(&bound, &mut plan).unwrap_or_else(|e| panic!("{}: {}", op.label, e.message));
-        let layer = op.label.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next()?.parse().ok());
-        if let Some(layer) = layer {
-            *layers.entry(layer).or_default() += plan.launches.len();
+        let place = |(i, t): (usize, &ts_tensor)| Operand {
+            tensor: Tensor::new(t, i).expect("checked"),
+            address: match op.weights.iter().find(|(operand, _)| *operand == i) {
+                Some((_, used)) => WEIGHTS + WEIGHT * *used as u64,
+                None => BINDING * (1 + u64::from(t.binding)) + t.offset,
+            },
+        };
+        operands.push(record.operands.iter().enumerate().map(place).collect::<Vec<_>>());
+        records.push(record);
+    }
+    let views: Vec<OpView<'_>> = records.iter().map(|r| OpView::from_record(r).expect("checked")).collect();
+    let bound: Vec<BoundOp<'_>> = views
+        .iter()
+        .zip(&operands)
+        .map(|(op, operands)| {
+            let workspace = BINDING * (1 + u64::from(TS_BIND_ACTIVATIONS)) + op.workspace_offset();
+            BoundOp { op, operands, step: BINDING, workspace, bucket, settings }
+        })
+        .collect();
+    // As the backend's program does it.
+    let mut plan = Plan::new(library);
+    let mut index = 0;
+    while let Some(op) = bound.get(index) {
+        let fail = |e: Fault| format!("{}: {}", op.op.label(), e.message);
+        let before = plan.launches.len();
+        let mut planned = ops::together(&bound[index..], &mut plan).map_err(fail).expect("planned");
+        if planned == 0 {
+            (ops::entry(op.op.kind()).expect("supported").plan)(op, &mut plan).map_err(fail).expect("planned");
+            planned = 1;
         }
+        let layer = op.op.label().strip_prefix("model.layers.").and_then(|rest| rest.split('.').next()?.parse().ok());
+        if let Some(layer) = layer {
+            *layers.entry(layer).or_default() += plan.launches.len() - before;
+        }
+        index += planned;
     }
     (layers, config)
 }
@@ -92,11 +117,9 @@ fn launches_per_layer_of_a_decode_program() {
     let best = Settings::parse(&[]).expect("defaults");
     for tokens in [1, 16] {
         let (layers, config) = launches(tokens, &library, &best);
-        let block = config.attn_res_block.expect("published") as usize;
-        // The first layer has a dense MLP. Where a block of residuals begins, attention has nothing to be added to.
+        // The first layer has a dense MLP.
         for (layer, kind) in config.layers.iter().enumerate().skip(1) {
-            let whole = if *kind == LayerKind::Kda { 21 } else { 23 };
-            let want = whole - usize::from(layer.is_multiple_of(block));
+            let want = if *kind == LayerKind::Kda { 15 } else { 20 };
             assert_eq!(layers[&layer], want, "layer {layer}, {kind:?}, {tokens} tokens");
         }
     }

@@ -34,6 +34,7 @@ fn main() {
     println!("{}", table::HEAD);
     let all = rows::all().into_iter().map(|row| (row, table::KERNELS));
     let rows = all.chain(rows::expanded().into_iter().map(|row| (row, table::FORMS)));
+    let rows = rows.chain(rows::quantised().into_iter().map(|row| (row, table::FACTORS)));
     for (row, sets) in rows.filter(|(row, _)| wanted(&row.title)) {
         match session.measure(&row, &sets) {
             Ok(lines) => print!("{lines}"),

@@ -21,7 +21,7 @@ const PAGE: u64 = 64;
 pub struct Row {
     /// Name in the table.
     pub title: String,
-    /// Its ops with the best kernels, and with portable ones.
+    /// Its ops with two sets of kernels.
     pub ops: [Vec<Op>; 2],
     /// Multiply-adds that the mathematics needs, of those that matrix units do; 0 = nothing worth counting.
     pub macs: f64,
@@ -209,6 +209,12 @@ fn gemm(tokens: usize, n: u64, k: u64) -> Op {
     Op::new(OpKind::Gemm, &[(0, tokens)]).value(&[k]).weight(DType::BF16, &[n, k]).value(&[n])
 }
 
+/// The same with a weight that is quantised at load.
+fn gemm_fp8(tokens: usize, n: u64, k: u64) -> Op {
+    let weight = (n * k + 4 * n) as f64;
+    Op::new(OpKind::Gemm, &[(0, tokens)]).value(&[k]).part(DType::BF16, &[n, k], weight).value(&[n])
+}
+
 /// Columns of the shared experts.
 const SHARED: u64 = 768;
 
@@ -237,6 +243,26 @@ fn moe_output(tokens: usize) -> [Vec<Op>; 2] {
     let add = || op(OpKind::Add).value(&[HIDDEN]).value(&[HIDDEN]).value(&[HIDDEN]);
     let parts = vec![norm, gemm(tokens, HIDDEN, LATENT), gemm(tokens, HIDDEN, SHARED), add(), add()];
     [vec![fused.value(&[HIDDEN]).value(&[HIDDEN])], parts]
+}
+
+/// Products whose weights are quantised at load, beside bf16 ones.
+pub fn quantised() -> Vec<Row> {
+    let mut rows = Vec::new();
+    // The head keeps its factors.
+    for (n, k, name) in [(6288, HIDDEN, "KDA in"), (3648, HIDDEN, "MLA in"), (HIDDEN, CHANNELS, "out")] {
+        for tokens in [1, 16, 64, 8192] {
+            rows.push(Row {
+                title: format!("GEMM with e4m3 weights, {name} {n}x{k}, {tokens} tokens"),
+                ops: [vec![gemm_fp8(tokens, n, k)], vec![gemm(tokens, n, k)]],
+                macs: (tokens as u64 * n * k) as f64,
+                memory_bound: tokens <= 64,
+                sample: if tokens > 64 { 3 } else { 0 },
+                behind: false,
+                published: "",
+            });
+        }
+    }
+    rows
 }
 
 /// All rows of the table.

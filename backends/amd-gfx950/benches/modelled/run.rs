@@ -4,7 +4,7 @@ use std::{ffi::CString, io::Read as _, io::Seek as _, path::PathBuf};
 
 use tokenspeed_amd_gfx950::hip::Hip;
 use tokenspeed_backend_api::{
-    abi::{TS_BIND_ACTIVATIONS, TS_BIND_CACHE, TS_BIND_OUTPUT, TS_BIND_STEP, TS_BIND_TABLES},
+    abi::{TS_BIND_ACTIVATIONS, TS_BIND_CACHE, TS_BIND_OUTPUT, TS_BIND_STEP, TS_BIND_TABLES, TS_BIND_WEIGHTS},
     backend::{ArenaKind, Backend, Bindings, Device},
     loader::{SearchPaths, load},
     record::OpRecord,
@@ -59,7 +59,7 @@ impl Session {
         let hip = tokenspeed_amd_gfx950::hip::load().map_err(|e| e.to_string())?;
         let backend = load("amd-gfx950", &SearchPaths::only([])).map_err(|e| e.to_string())?;
         let open = |option| backend.open(0, &[option]).map_err(|e| e.to_string());
-        let options = [("kernels", "best"), ("kernels", "portable"), ("mla_prefill", "expanded")];
+        let options = [("kernels", "best"), ("kernels", "portable"), ("mla_prefill", "expanded"), ("precision", "fp8")];
         let devices = options.into_iter().map(open).collect::<Result<_, _>>()?;
         std::fs::write(&log, "").map_err(|e| format!("{}: {e}", log.display()))?;
         Ok(Self { devices, _backend: backend, hip, log, listed, best })
@@ -169,6 +169,12 @@ fn launch(device: &Device, op: &Op) -> Result<(), String> {
     let step = device.arena_alloc(ArenaKind::Step, block.len() as u64).map_err(fail)?;
     let mut bindings = Bindings::new();
     bindings.bind_all(TS_BIND_STEP, &step).bind_all(TS_BIND_ACTIVATIONS, &arena);
+    if let Some(pack) = support.pack {
+        // Zeros in whatever form.
+        bindings.bind_all(TS_BIND_WEIGHTS, &device.arena_alloc(ArenaKind::Weights, pack.bytes).map_err(fail)?);
+        let operand = &mut record.operands[pack.operand as usize];
+        (operand.binding, operand.offset, operand.layout) = (TS_BIND_WEIGHTS, 0, pack.layout);
+    }
     for (slot, kind) in
         [(TS_BIND_TABLES, ArenaKind::Tables), (TS_BIND_CACHE, ArenaKind::Cache), (TS_BIND_OUTPUT, ArenaKind::Output)]
     {

@@ -1,4 +1,5 @@
 //! `gemm`: dense products. Weights are bf16 as they are, or expanded at load: to bf16, or to f32 with `precision=f32`.
+//! With `precision=fp8` many are quantised instead (`gemm_fp8`).
 //!
 //! The tile follows the program's capacity; every tile walks K alike, so the choice changes no bit.
 
@@ -10,7 +11,7 @@ use tokenspeed_backend_api::{
     sdk::{Fault, OpView, Pack, Support, Tensor},
 };
 
-use super::{BoundOp, OpEntry, Operand, int};
+use super::{BoundOp, OpEntry, Operand, gemm_fp8, int};
 use crate::{
     kernel::{Extent, Plan},
     settings::Settings,
@@ -21,9 +22,12 @@ const AS_BF16: u32 = 1;
 /// Layout of a weight expanded to f32.
 const AS_F32: u32 = 2;
 
-inventory::submit! { OpEntry { kind: OpKind::Gemm, support, plan, pack: Some(expand) } }
+inventory::submit! { OpEntry { kind: OpKind::Gemm, support, plan, pack: Some(pack) } }
 
 fn support(op: &OpDesc, settings: &Settings) -> Support {
+    if let Some(shape) = gemm_fp8::Shape::of(op, settings) {
+        return shape.support(op);
+    }
     let mut support = settings.rounded(Support::yes(format!("linear, {} factors", settings.factors())));
     support.pack = packing(op, 1, settings);
     support
@@ -45,7 +49,14 @@ fn expanded(dtype: DType, settings: &Settings) -> Option<u32> {
     }
 }
 
-/// A weight in the layout that `support` asked for.
+fn pack(op: &OpView<'_>, operand: usize, source: &[u8], settings: &Settings) -> Result<Vec<u8>, Fault> {
+    match gemm_fp8::Shape::packed(op, settings)? {
+        Some(shape) => Ok(shape.pack(&op.operand(operand)?, source)),
+        None => expand(op, operand, source, settings),
+    }
+}
+
+/// A weight in the layout that [`packing`] asked for.
 pub(super) fn expand(op: &OpView<'_>, operand: usize, source: &[u8], settings: &Settings) -> Result<Vec<u8>, Fault> {
     let t = op.operand(operand)?;
     let mut values = vec![0f32; t.dims[0] * t.row_len()];
@@ -85,6 +96,9 @@ pub(super) fn tile(op: &BoundOp<'_>, x: &Operand, n: usize, format: &str) -> (u3
 }
 
 fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
+    if op.operands[1].tensor.layout == gemm_fp8::AS_FP8 {
+        return gemm_fp8::plan(op, plan);
+    }
     let (x, w, y) = (&op.operands[0], &op.operands[1], op.operands.last().expect("checked"));
     let bias = (op.op.attrs().i[0] == 1).then(|| op.operands[2]);
     let [word, fixed] = x.count();

@@ -11,6 +11,8 @@ mod convert;
 mod elementwise;
 mod experts;
 mod gemm;
+mod gemm_few;
+mod gemm_fp8;
 mod head_norm;
 mod kda;
 mod kda_chunk;
@@ -64,6 +66,14 @@ inventory::collect!(OpEntry);
 /// The entry of a kind, if this backend has one.
 pub fn entry(kind: OpKind) -> Option<&'static OpEntry> {
     inventory::iter::<OpEntry>.into_iter().find(|e| e.kind == kind)
+}
+
+/// Plans the first of these consecutive ops of a program together, if some of them share launches: how many ops that are, else 0.
+///
+/// # Errors
+/// As [`OpEntry::plan`].
+pub fn together(ops: &[BoundOp<'_>], plan: &mut Plan<'_>) -> Result<usize, Fault> {
+    gemm_few::together(ops, plan)
 }
 
 /// An operand in device memory.

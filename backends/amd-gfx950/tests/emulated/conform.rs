@@ -48,7 +48,7 @@ ops! {
     embedding;
     experts: "f32": "fp8";
     gated_rmsnorm;
-    gemm: "f32";
+    gemm: "f32": "fp8";
     kda_chunk: "f32";
     kda_gate;
     kda_mix: "f32";

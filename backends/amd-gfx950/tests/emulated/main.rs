@@ -6,6 +6,7 @@
 mod conform;
 mod experts;
 mod fault;
+mod few;
 mod find;
 mod gemm;
 mod header;

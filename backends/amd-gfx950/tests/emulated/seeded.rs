@@ -64,7 +64,8 @@ fn planted(name: &str, bug: &Bug) -> Option<PathBuf> {
 
 fn caught(name: &str, bug: &Bug) {
     let Some(folder) = planted(name, bug) else { return };
-    let (_backend, device) = backend_device(&[]).expect("the bug's kernels were just made");
+    let options: &[(&str, &str)] = if bug.kernels.contains("fp8") { &[("precision", "fp8")] } else { &[] };
+    let (_backend, device) = backend_device(options).expect("the bug's kernels were just made");
     configure(emulator(), true, 0);
     let only = Options { seed: 11, only: Some(bug.op.into()), ..Options::default() };
     let words = match conform::run(&device, 0, 0, &only) {
@@ -123,7 +124,7 @@ bugs! {
         "rope_", "rope", "largest error";
     /// Missing bounds check: columns beyond N are stored.
     the_last_columns_are_not_masked: "gemm.py", "tl.store(po, acc, mask=(rm[:, None] < M) & (rn[None, :] < N))" => "tl.store(po, acc, mask=(rm[:, None] < M) & (rn[None, :] < N + 1))",
-        "linear_bf16_bf16_16x", "gemm", "outside every output";
+        "linear_bf16_bf16_16x,linear_few", "gemm", "outside every output";
     /// 122: half of the columns are never computed, as code for waves of 32 would leave them.
     half_of_a_wave_is_left_out: "elementwise.py", "tl.store(y + t.to(tl.int64) * ldy + c, apply(v, v, OP), mask=c < D)" => "tl.store(y + t.to(tl.int64) * ldy + c, apply(v, v, OP), mask=(c < D) & (c % 64 < 32))",
         "unary_", "silu", "expected";
@@ -135,7 +136,7 @@ bugs! {
         "kv_write_", "kv_write", "past the end";
     /// 113: the kernel expects weights in another order.
     weights_in_another_order: "gemm.py", "pw = w + rn[None, :].to(tl.int64) * ldw + rk[:, None]\n        acc" => "pw = w + rn[None, :].to(tl.int64) * ldw + (rk ^ 1)[:, None]\n        acc",
-        "linear_bf16_bf16_16x", "gemm", "past the end";
+        "linear_bf16_bf16_16x,linear_few", "gemm", "past the end";
     /// 113: the two values of a byte change places.
     swapped_nibbles: "experts.py", "tl.dot_scaled(high, None, \"bf16\", b, e" => "tl.dot_scaled(high, None, \"bf16\", (b >> 4) | (b << 4), e",
         "experts_up_mxfp4_bf16,experts_down_mxfp4_bf16_walk,experts_combine", "experts", "largest error";
@@ -178,6 +179,18 @@ bugs! {
     /// The two halves of a pair of lanes change places.
     swapped_lanes_of_a_pair: "rope.py", "first, second = 2 * i, 2 * i + 1" => "first, second = 2 * i + 1, 2 * i",
         "rope_pairs", "rope", "largest error";
+    /// 113: a row of a quantised weight takes the scale of the row beside it.
+    the_scale_of_the_row_beside: "gemm_fp8.py", "gl.load(scales + n, mask=n < N, other=0.0)" => "gl.load(scales + (n ^ 1), mask=n < N, other=0.0)",
+        "linear_fp8_,fp8_quantise,linear_few,linear_bf16_bf16_", "gemm", "largest error";
+    /// 113: the halves of a tile of a quantised weight change places.
+    halves_of_a_quantised_tile_swapped: "gemm_fp8.py", "inner = k // 64 * (TILE // 2)" => "inner = (1 - k // 64) * (TILE // 2)",
+        "linear_fp8_,fp8_quantise,linear_few,linear_bf16_bf16_", "gemm", "largest error";
+    /// A ring of registers takes up a step that it has multiplied already.
+    a_step_is_multiplied_twice: "gemm_few.py", "start // STEP + j + RING, K)" => "start // STEP + j, K)",
+        "linear_few,linear_bf16_bf16_", "gemm", "largest error";
+    /// A draw is from all that top-k and top-p leave, whatever min-p leaves of it.
+    min_p_is_left_out: "sample.py", "kept = tl.where(least > 0.0, kept, whole)" => "kept = whole",
+        "sample_", "sample", "must be exact";
 }
 
 /// 113: every slab of columns takes the weights of the first. The suite's experts are too narrow for two slabs, so the check is one

@@ -107,6 +107,46 @@ fn dot2(cx: &mut Cx, inst: &Inst, value: fn(u16) -> f32) {
     cx.write(inst.d.at(), &out);
 }
 
+/// A source of a mixed multiply-add as f32: a whole register, or where op_sel_hi asks for it the half that op_sel picks, as f16.
+fn mixed(cx: &mut Cx, inst: &Inst, i: usize) -> L {
+    let o = &inst.s[i];
+    let half = inst.f.op_sel >> i & 1;
+    let mut out = match inst.f.op_sel_hi >> i & 1 {
+        0 => {
+            if half != 0 {
+                // What op_sel means beside an f32 is not documented; compilers leave it 0.
+                cx.w.fail("op_sel of an f32 source", None);
+            }
+            cx.lanes(&Operand { neg: false, abs: false, ..*o })
+        }
+        _ => cx.lanes_16(o).map(|x| f16_to_f32((x >> (16 * half)) as u16).to_bits()),
+    };
+    for x in &mut out {
+        *x = if o.abs { *x & 0x7fff_ffff } else { *x } ^ if o.neg { 0x8000_0000 } else { 0 };
+    }
+    out
+}
+
+/// `a * b + c` of such sources, rounded once to f32; `half` of the destination takes it rounded again to f16, the other half stays.
+fn fma_mix(cx: &mut Cx, inst: &Inst, half: Option<u32>) {
+    let s: [L; 3] = std::array::from_fn(|i| mixed(cx, inst, i));
+    let old = cx.w.v[inst.d.at()];
+    let mut out = [0; 64];
+    for l in 0..64 {
+        let [a, b, c] = [s[0][l], s[1][l], s[2][l]].map(f32::from_bits);
+        out[l] = match half {
+            None => a.mul_add(b, c).to_bits(),
+            Some(high) => {
+                let value = u32::from(f32_to_f16(a.mul_add(b, c), false));
+                old[l] & !(0xffff << (16 * high)) | value << (16 * high)
+            }
+        };
+    }
+    // By registers: the other half may not be there yet.
+    cx.spread_valid(inst);
+    cx.write(inst.d.at(), &out);
+}
+
 fn pk_mov(cx: &mut Cx, inst: &Inst) {
     let pick = |cx: &Cx, i: usize, bit: u8| -> L {
         let o = &inst.s[i];
@@ -159,6 +199,9 @@ pub static VOP3P: &[Def] = &[
             dot2(cx, inst, |b| f32::from_bits(u32::from(b) << 16));
         })
     ),
+    def!(32, "v_fma_mix_f32", "D1A1B1C1", Vector, Sem::X(|cx, inst| fma_mix(cx, inst, None))),
+    def!(33, "v_fma_mixlo_f16", "D1A1B1C1", Vector, Sem::X(|cx, inst| fma_mix(cx, inst, Some(0)))),
+    def!(34, "v_fma_mixhi_f16", "D1A1B1C1", Vector, Sem::X(|cx, inst| fma_mix(cx, inst, Some(1)))),
     def!(35, "v_dot2_f32_f16", "D1A1B1C1", Vector, Sem::X(|cx, inst| dot2(cx, inst, f16_to_f32))),
     p32!(48 "v_pk_fma_f32" "D2A2B2C2" 3 |s| s[0].mul_add(s[1], s[2])),
     p32!(49 "v_pk_mul_f32" "D2A2B2" 2 |s| s[0] * s[1]),

@@ -312,6 +312,13 @@ fn packed(w: Words, op: u32) -> Result<Inst, DecodeError> {
     if first >> 15 & 1 != 0 {
         return w.unsupported(format!("clamp of {}", def.name));
     }
+    // Mixed multiply-adds have magnitudes where others negate the upper halves.
+    if def.is_mixed() {
+        for (i, source) in inst.s.iter_mut().enumerate().take(3) {
+            source.abs = inst.f.neg_hi >> i & 1 != 0;
+        }
+        inst.f.neg_hi = 0;
+    }
     let negated = inst.f.neg_hi != 0 || inst.s.iter().any(|s| s.neg);
     if def.name.starts_with("v_dot2") && (negated || inst.f.op_sel != 0 || inst.f.op_sel_hi != 7) {
         return w.unsupported(format!("modifiers of {}", def.name));

@@ -93,4 +93,9 @@ impl Def {
     pub fn is_f64(&self) -> bool {
         self.name.ends_with("_f64")
     }
+
+    /// Multiplies and adds f32 and f16 sources in any mix.
+    pub fn is_mixed(&self) -> bool {
+        self.name.starts_with("v_fma_mix")
+    }
 }

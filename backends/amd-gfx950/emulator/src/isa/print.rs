@@ -132,7 +132,7 @@ fn operand(inst: &Inst, o: &Operand) -> String {
     if o.sext {
         text = format!("sext({text})");
     }
-    if o.neg && inst.encoding != Encoding::Vop3p {
+    if o.neg && (inst.encoding != Encoding::Vop3p || inst.def.is_mixed()) {
         text = format!("-{text}");
     }
     text
@@ -186,11 +186,13 @@ fn modifiers(inst: &Inst, text: &mut String) {
     let sources = inst.s.iter().take(3).filter(|s| s.file != File::None).count();
     match inst.encoding {
         Encoding::Vop3p => {
-            let neg = inst.s.iter().enumerate().fold(0, |all, (i, s)| all | u8::from(s.neg) << i);
+            let mixed = inst.def.is_mixed();
+            // Their sources carry modifiers themselves, and are f32 unless they say otherwise.
+            let neg = inst.s.iter().enumerate().fold(0, |all, (i, s)| all | u8::from(s.neg && !mixed) << i);
             let full = (1 << sources) - 1;
             for (name, value, default) in [
                 ("op_sel", f.op_sel, 0),
-                ("op_sel_hi", f.op_sel_hi & full, full),
+                ("op_sel_hi", f.op_sel_hi & full, if mixed { 0 } else { full }),
                 ("neg_lo", neg, 0),
                 ("neg_hi", f.neg_hi, 0),
             ] {

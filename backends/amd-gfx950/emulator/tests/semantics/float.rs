@@ -211,3 +211,58 @@ fn pairs() {
         }
     }
 }
+
+/// Value of an f16, from its fields.
+fn half(bits: u64) -> f64 {
+    let (exponent, fraction) = ((bits >> 10 & 31) as i32, (bits & 1023) as f64);
+    let magnitude = match exponent {
+        0 => fraction * 2f64.powi(-24),
+        _ => (1024.0 + fraction) * 2f64.powi(exponent - 25),
+    };
+    if bits >> 15 & 1 == 1 { -magnitude } else { magnitude }
+}
+
+/// The finite f16 nearest to x, an even one of two.
+fn nearest_half(x: f64) -> u32 {
+    let finite = (0..0x7c00u64).flat_map(|bits| [bits, bits | 0x8000]);
+    let same_sign = finite.filter(|bits| (bits >> 15 == 1) == x.is_sign_negative());
+    let far = |bits: &u64| (half(*bits) - x).abs();
+    same_sign.min_by(|a, b| far(a).total_cmp(&far(b)).then((a & 1).cmp(&(b & 1)))).expect("there are some") as u32
+}
+
+#[test]
+fn mixed_multiply_adds() {
+    // Sources a, b, c in v4, v6, v8; a bit of `halves` makes one an f16, and then one of `upper` takes its upper half.
+    for (name, part) in [("v_fma_mix_f32", None), ("v_fma_mixlo_f16", Some(0)), ("v_fma_mixhi_f16", Some(16))] {
+        for (halves, upper, negative, magnitude) in
+            [(7, 0, 0, 0), (7, 5, 2, 0), (0, 0, 4, 1), (5, 4, 1, 3), (2, 2, 0, 6)]
+        {
+            let [mut first, mut second] = packed(name, upper, halves);
+            first |= magnitude << 8;
+            second |= negative << 29;
+            // Both halves are small f16s, and the whole is a small f32.
+            let pair = |r: &mut Random| (r.next() & 0x83f0) | (0x3c00 | r.next() & 0x83f0) << 16;
+            let lanes = lanes(11, &[0x3c00_3c00, 0xbc00_4000], pair);
+            let after = run(&[first, second], &lanes);
+            for (l, x) in lanes.iter().enumerate() {
+                let source = |i: usize, y: u64| {
+                    let bit = |set: u32| set >> i & 1 == 1;
+                    let plain = match (bit(halves), bit(upper)) {
+                        (true, true) => half(y >> 16),
+                        (true, false) => half(y),
+                        _ => value(y),
+                    };
+                    let plain = if bit(magnitude) { plain.abs() } else { plain };
+                    if bit(negative) { -plain } else { plain }
+                };
+                let sum = (source(0, x.a) * source(1, x.b) + source(2, x.c)) as f32;
+                let found = after.v[l][0];
+                let expected = match part {
+                    None => sum.to_bits(),
+                    Some(shift) => x.old as u32 & !(0xffff << shift) | nearest_half(sum.into()) << shift,
+                };
+                assert_eq!(found, expected, "{name} {halves} {upper} {negative} {magnitude}, lane {l}: {x:x?}");
+            }
+        }
+    }
+}
