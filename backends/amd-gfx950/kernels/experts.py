@@ -6,7 +6,7 @@ own order, so that a token's bits depend neither on its neighbours nor on how ma
 
 MXFP4 weights are used as they lie in a checkpoint: two values per byte, the first in the low nibble, and one E8M0 byte per 32
 values of a row. Such a value is exact in bf16. With EXACT an f32 factor is multiplied as the sum of three bf16 numbers, which
-hold all its 24 bits.
+hold all its 24 bits. Products of routes lie between `down` and `combine` in the format of factors: bf16, with EXACT f32.
 
 Rows of a tile beyond its routes repeat a route that is there; with SPARE they are zeros instead, and nothing is fetched for
 them. That takes masks along both axes, for which variants that load single elements have too few registers.
@@ -97,19 +97,23 @@ def down(step, count_word, count_fixed, h, ids, slots, w2, s2, tiles, order, o, 
         for at in range(0, N, BK):
             a = tl.load(ph + at, mask=wanted[:, None] & (at + rk < N)[None, :], other=0.0)
             acc = product(a, w2 + slot * pitch, s2 + slot * spitch, first + c, at, end, N, acc, MX, EXACT, BK)
-        tl.store(o + route.to(tl.int64)[:, None] * width + c[None, :], acc, mask=mine[:, None] & (first + c < end)[None, :])
+        tl.store(o + route.to(tl.int64)[:, None] * width + c[None, :], acc.to(o.dtype.element_ty),
+                 mask=mine[:, None] & (first + c < end)[None, :])
 
 
 @triton.jit
-def combine(step, count_word, count_fixed, o, weights, y, k, K, first, width, ldw, ldy, B: tl.constexpr):
-    """y[t, first + c] = sum_i weights[t, i] o[t k + i, c], i in order, c < width; grid (rows, ceil(width / B))."""
+def combine(step, count_word, count_fixed, o, weights, y, k, first, width, ldw, ldy, B: tl.constexpr):
+    """y[t, first + c] = sum_i weights[t, i] o[t k + i, c], i in order, c < width; grid (rows, ceil(width / B)). Columns of a slab
+    are columns of y."""
     t = tl.program_id(0)
     if t < st.rows_of(step, count_word, count_fixed):
         c = tl.program_id(1) * B + tl.arange(0, B)
-        inside = (c < width) & (first + c < K)
+        inside = c < width
         total = tl.zeros((B,), tl.float32)
-        for i in range(0, k):
+        # Loads of several routes at a time, since each comes from afar.
+        for i in tl.range(0, k, loop_unroll_factor=8):
             weight = tl.load(weights + t.to(tl.int64) * ldw + i)
             route = (t * k + i).to(tl.int64)
-            total = tl.fma(weight + tl.zeros((B,), tl.float32), tl.load(o + route * width + c, mask=inside, other=0.0), total)
+            product = tl.load(o + route * width + c, mask=inside, other=0.0).to(tl.float32)
+            total = tl.fma(weight + tl.zeros((B,), tl.float32), product, total)
         tl.store(y + t.to(tl.int64) * ldy + first + c, total, mask=inside)

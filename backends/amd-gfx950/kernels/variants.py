@@ -9,7 +9,6 @@ import attn_res
 import cache
 import elementwise
 import experts
-import experts_fp8
 import experts_mxfp4
 import fp8
 import gemm
@@ -133,15 +132,16 @@ def routers():
 def moes():
     i32 = "*i32"
     yield variant("shipped", "routes_sort", routes.sort, [*COUNT, i32, i32, i32, I32, I32, I32], {"B": 1024}, ["1", "1", "1"],
-                  [], warps=16)
+                  [], warps=4)
     yield variant("shipped", "routes_clear", routes.clear, [i32, I32], {"B": 1024}, ["ceil(E/B)", "1", "1"], [])
     yield variant("shipped", "routes_count", routes.count, [*COUNT, i32, i32, i32, I32, I32], {"B": 1024},
                   ["ceil(routes/B)", "1", "1"], [])
     yield variant("shipped", "routes_cut", routes.cut, [i32, i32, i32, I32, I32], {"B": 1024}, ["1", "1", "1"], [], warps=16)
     yield variant("shipped", "routes_place", routes.place, [*COUNT, i32, i32, i32, i32, I32, I32], {"B": 1024},
                   ["ceil(routes/B)", "1", "1"], [])
-    yield from promised("experts_combine", experts.combine, [*COUNT, F32, F32, F32, *[I32] * 6], {"B": 1024},
-                        ["rows", "ceil(width/B)", "1"], ["o", "y", "width", "first", "ldy"])
+    for form, o, warps in (("f32", F32, 4), ("bf16", BF16, 2)):
+        yield from promised(f"experts_combine_{form}", experts.combine, [*COUNT, o, F32, F32, *[I32] * 5], {"B": 1024},
+                            ["rows", "ceil(width/B)", "1"], ["o", "y", "width", "first", "ldy"], warps=warps)
     # One order of K for all tiles: BK and the instruction are the same.
     plain = (("walk_16", False, 16), ("sorted_16", True, 16))
     for form, w, exact, bk, tiles in (
@@ -155,7 +155,7 @@ def moes():
         extents = ["N", "K"] if w == U8 else []
         for name, by_expert, bm in tiles:
             up_types = [*COUNT, F32, i32, i32, w, w, U8, U8, i32, i32, hidden, *[I32] * 10, FLOAT, FLOAT]
-            down_types = [*COUNT, hidden, i32, i32, w, U8, i32, i32, F32, *[I32] * 8]
+            down_types = [*COUNT, hidden, i32, i32, w, U8, i32, i32, hidden, *[I32] * 8]
             for suffix in ("",) if exact or bm > 16 else ("", "_ragged"):
                 firm = not exact and not suffix
                 constants = {"SORTED": by_expert, "SPARE": firm, "MX": w == U8, "EXACT": exact, "BM": bm, "BN": 64 if firm else 32, "BK": bk}
@@ -167,26 +167,19 @@ def moes():
                 yield variant("shipped", f"experts_down_{form}_{name}{suffix}", experts.down, down_types, constants,
                               ["tiles", "ceil(width/BN)", "1"], down_kept, **options)
     for name, by_expert, bm in (*plain, ("sorted_32", True, 32), ("sorted_64", True, 64), ("sorted_128", True, 128)):
-        warps = 1 if bm == 16 else 4
-        constants = {"SORTED": by_expert, "BM": bm}
-        yield variant("shipped", f"experts_mxfp4_up_{name}", experts_mxfp4.up,
-                      [*COUNT, BF16, i32, i32, U8, U8, U8, U8, i32, i32, BF16, *[I32] * 10, FLOAT, FLOAT],
-                      {**constants, "BN": 16 * warps, "RING": 4 if bm == 16 else 2}, ["tiles", "N/BN", "1"],
-                      ["x", "w1", "w3", "h", "N", "K", "KB", "pitch1", "pitch3"], warps=warps)
-        yield variant("shipped", f"experts_mxfp4_down_{name}", experts_mxfp4.down,
-                      [*COUNT, BF16, i32, i32, U8, U8, i32, i32, F32, *[I32] * 9],
-                      {**constants, "BN": 32 * warps, "RING": 3}, ["tiles", "width/BN", "1"],
-                      ["h", "w2", "o", "N", "NB", "K", "first", "width", "pitch"], warps=warps)
-        # A group of 32 activations is the work of two waves.
-        pair = max(warps, 2)
-        yield variant("shipped", f"experts_fp8_up_{name}", experts_fp8.up,
-                      [*COUNT, FP8, U8, i32, i32, U8, U8, U8, U8, i32, i32, FP8, U8, *[I32] * 10, FLOAT, FLOAT],
-                      {**constants, "BN": 16 * pair, "RING": 4 if bm == 16 else 2}, ["tiles", "N/BN", "1"],
-                      ["x", "xs", "w1", "w3", "h", "N", "K", "KB", "pitch1", "pitch3"], warps=pair)
-        yield variant("shipped", f"experts_fp8_down_{name}", experts_fp8.down,
-                      [*COUNT, FP8, U8, i32, i32, U8, U8, i32, i32, F32, *[I32] * 9],
-                      {**constants, "BN": 32 * warps, "RING": 3}, ["tiles", "width/BN", "1"],
-                      ["h", "hs", "w2", "o", "N", "NB", "K", "first", "width", "pitch"], warps=warps)
+        for form, fp8_rows, rows in (("mxfp4", False, BF16), ("fp8", True, FP8)):
+            constants = {"SORTED": by_expert, "FP8": fp8_rows, "BM": bm}
+            warps = 1 if bm == 16 else 4
+            # A group of 32 activations in e4m3 is the work of two waves.
+            pair = 2 if fp8_rows and bm == 16 else warps
+            yield variant("shipped", f"experts_{form}_up_{name}", experts_mxfp4.up,
+                          [*COUNT, rows, U8, i32, i32, U8, U8, U8, U8, i32, i32, rows, U8, *[I32] * 10, FLOAT, FLOAT],
+                          {**constants, "BN": 16 * pair, "RING": 4 if bm == 16 else 2}, ["N/BN", "tiles", "1"],
+                          ["x", "xs", "w1", "w3", "h", "N", "K", "KB", "pitch1", "pitch3"], warps=pair)
+            yield variant("shipped", f"experts_{form}_down_{name}", experts_mxfp4.down,
+                          [*COUNT, rows, U8, i32, i32, U8, U8, i32, i32, BF16, *[I32] * 9],
+                          {**constants, "BN": 32 * warps, "RING": 3}, ["width/BN", "tiles", "1"],
+                          ["h", "hs", "w2", "o", "N", "NB", "K", "first", "width", "pitch"], warps=warps)
     yield variant("shipped", "fp8_quantise", fp8.quantise, [*COUNT, F32, FP8, U8, I32, I32], {"B": 1024},
                   ["rows", "ceil(D/B)", "1"], ["x", "y", "D", "ldx"])
 

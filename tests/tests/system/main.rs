@@ -12,6 +12,7 @@ mod endings;
 mod experts_in_place;
 mod gfx950;
 mod gfx950_kimi;
+mod gfx950_launches;
 mod gfx950_layers;
 mod golden;
 mod health;

@@ -23,6 +23,8 @@ pub struct Launch {
     lds_cycles: f64,
     lds_conflict_cycles: f64,
     line_bytes: [f64; 2],
+    /// Behind a memory-side cache.
+    hbm_bytes: Option<[f64; 2]>,
     /// Microseconds.
     pub modelled: Modelled,
 }
@@ -46,7 +48,9 @@ pub struct Sum {
     /// Some were sampled.
     pub sampled: bool,
     /// Lines to and from HBM with an ideal cache within each launch, none between launches.
-    pub hbm_bytes: f64,
+    pub line_bytes: f64,
+    /// The same behind a memory-side cache, where one is modelled.
+    pub behind: Option<f64>,
     /// Lines that work-groups fetch and write.
     pub fetched_bytes: f64,
     /// Multiply-adds of matrix instructions.
@@ -90,7 +94,7 @@ impl Sum {
                 l.groups,
                 l.modelled.total,
                 l.modelled.bound,
-                (l.line_bytes[0] + l.line_bytes[1]) / 1e6,
+                l.hbm_bytes.unwrap_or(l.line_bytes).iter().sum::<f64>() / 1e6,
                 scale * l.group_bytes / 1e6,
                 100.0 * l.lds_conflict_cycles / l.lds_cycles.max(1.0),
                 l.registers,
@@ -103,7 +107,10 @@ impl Sum {
         let scale = l.groups / l.groups_run.max(1.0);
         self.launches += 1;
         self.sampled |= l.groups > l.groups_run;
-        self.hbm_bytes += l.line_bytes[0] + l.line_bytes[1];
+        self.line_bytes += l.line_bytes[0] + l.line_bytes[1];
+        if let Some(moved) = l.hbm_bytes {
+            *self.behind.get_or_insert(0.0) += moved[0] + moved[1];
+        }
         self.fetched_bytes += scale * l.group_bytes;
         self.macs += scale * l.matrix_macs;
         self.micros += l.modelled.total;

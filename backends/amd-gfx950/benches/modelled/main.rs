@@ -1,7 +1,7 @@
 //! Counts what the kernels of a Kimi K3 rank do on the emulator and prints the table of `docs/performance.md`, "MI355X kernels,
 //! by count": `cargo bench -p tokenspeed-amd-gfx950 --profile dev --bench modelled [-- TEXT…]`, where TEXT selects rows and `--launches`
-//! lists the launches of each on standard error. Needs the
-//! emulator (`cargo build -p tokenspeed-emulator`) and the kernels (`cargo xtask kernels`) of the same target folder.
+//! lists the launches of each on standard error, `--best` leaves the portable kernels out. Needs the emulator
+//! (`cargo build -p tokenspeed-emulator`) and the kernels (`cargo xtask kernels`) of the same target folder.
 //!
 //! Each row runs ops of the catalogue through the backend's own planner, once with the best kernels and once with
 //! `kernels=portable`, so that launches, grids and arguments are those of serving. Operands are zeros but for tables, routes and
@@ -9,7 +9,8 @@
 //! would be a second planner that nobody keeps in step with the first.
 //!
 //! Large rows are sampled: work-groups at a few coordinates per axis run, and sums are scaled (`tokenspeedEmulatorSample`).
-//! Kernels that others depend on (sorting of routes, dealing of attention work) always run whole.
+//! Kernels that others depend on (sorting of routes, dealing of attention work) always run whole. Rows whose addresses depend on
+//! no product run whole instead, with products left out, behind a model of the memory-side cache (`tokenspeedEmulatorHollow`).
 
 #[path = "../../tests/emulated/find.rs"]
 mod find;
@@ -22,8 +23,8 @@ mod table;
 fn main() {
     let selected: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
     let wanted = |title: &str| selected.is_empty() || selected.iter().any(|s| title.contains(s.as_str()));
-    let listed = std::env::args().any(|a| a == "--launches");
-    let session = match run::Session::new(listed) {
+    let flag = |name: &str| std::env::args().any(|a| a == name);
+    let session = match run::Session::new(flag("--launches"), flag("--best")) {
         Ok(session) => session,
         Err(why) => {
             eprintln!("modelled: {why}");

@@ -27,7 +27,8 @@ pub const FACTORS: Sets = Sets { devices: [3, 0], names: ["e4m3", "bf16"] };
 
 /// Two lines, or one where both sets of kernels are the same.
 pub fn lines(row: &Row, floor: f64, sums: &[Sum], sets: &Sets) -> String {
-    let [best, portable] = sums else { return String::new() };
+    // With a ratio of blank, since only second lines have none.
+    let [best, portable] = sums else { return sums.iter().map(|s| line(row, floor, sets.names[0], s, " ")).collect() };
     let alike = best == portable;
     let ratio = if alike { "".to_string() } else { format!("{:.2}x", portable.micros / best.micros) };
     let mut out = line(row, floor, if alike { "the same" } else { sets.names[0] }, best, &ratio);
@@ -39,7 +40,12 @@ pub fn lines(row: &Row, floor: f64, sums: &[Sum], sets: &Sets) -> String {
 
 fn line(row: &Row, floor: f64, kernels: &str, s: &Sum, ratio: &str) -> String {
     let about = if s.sampled { "~" } else { "" };
-    let over = s.hbm_bytes / floor;
+    let bytes = s.behind.unwrap_or(s.line_bytes);
+    let over = bytes / floor;
+    let (mark, without) = match s.behind {
+        Some(_) => (" †", format!(", {:.2} without cache", s.line_bytes / floor)),
+        None => ("", String::new()),
+    };
     let gate = if !row.memory_bound || over <= GATE { "" } else { " **over**" };
     let least = if row.macs > 0.0 { format!("{:.2}", s.macs / row.macs) } else { String::new() };
     let conflicts = s.conflicts().map_or_else(String::new, |c| format!("{:.0}%", 100.0 * c));
@@ -47,10 +53,10 @@ fn line(row: &Row, floor: f64, kernels: &str, s: &Sum, ratio: &str) -> String {
     let second = ratio.is_empty() && kernels != "the same";
     let published = if second { "" } else { row.published };
     format!(
-        "| {} | {kernels} | {} | {about}{:.2} | {about}{over:.2}{gate} | {about}{:.1} | {least} | {:.0}% | {conflicts} | {kernel}: {registers}, {waves}, {groups} | {:.1} | {bound} | {ratio} | {published} |\n",
+        "| {} | {kernels} | {} | {about}{:.2}{mark} | {about}{over:.2}{gate}{without} | {about}{:.1} | {least} | {:.0}% | {conflicts} | {kernel}: {registers}, {waves}, {groups} | {:.1} | {bound} | {ratio} | {published} |\n",
         if second { "" } else { &row.title },
         s.launches,
-        s.hbm_bytes / 1e6,
+        bytes / 1e6,
         s.fetched_bytes / floor,
         100.0 * s.matrix_micros / s.micros.max(1e-9),
         s.micros,

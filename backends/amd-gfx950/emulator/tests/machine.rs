@@ -1,8 +1,10 @@
 //! The machine on a few hand-assembled instructions: what is refused, what is reported, who waits for whom.
 
+use std::sync::Mutex;
+
 use amdhip64::{
     code::Kernel,
-    machine::{Counters, Dispatch, Memory, Mode, Owner, launch},
+    machine::{Counters, Dispatch, Memory, Mode, Owner, SideCache, launch, launch_behind},
 };
 
 const ENDPGM: u32 = 0xbf81_0000;
@@ -247,4 +249,64 @@ fn a_sample_of_work_groups_runs_and_no_other() {
     let (all, some) = (counted(&words, 100, 0), counted(&words, 100, 3));
     assert_eq!((all.groups, some.groups), (100, 3));
     assert_eq!((all.total(), some.total()), (200, 6));
+}
+
+/// Behind a memory-side cache of four lines, kept from launch to launch.
+#[test]
+fn what_a_launch_wrote_the_next_one_finds_in_the_memory_side_cache() {
+    let memory = Memory::default();
+    let data = memory.allocate(4096, Owner::Device(0), false).unwrap();
+    let cache = Mutex::new(SideCache::new(4));
+    // Each work-group touches line `first` + s0, its number.
+    let traffic = |op: &[u32], first: u64, groups: u32, threads: usize| {
+        let base = data.base as u64 + 128 * first;
+        let (low, high) = (s_mov(8, base as u32), s_mov(9, (base >> 32) as u32));
+        let words = [
+            // s_lshl_b32 s4, s0, 7; s_add_u32 s8, s8, s4; s_addc_u32 s9, s9, 0
+            &low[..],
+            &high,
+            &[0x8e << 24 | 4 << 16 | 135 << 8, 0x80 << 24 | 8 << 16 | 4 << 8 | 8],
+            &[0x82 << 24 | 9 << 16 | 128 << 8 | 9, 0x12 << 25 | 1 << 17 | 130],
+            &[0x19 << 25 | 2 << 17 | 1 << 9 | 8, mov(3, 9), 0x1c << 25 | 3 << 17 | 3 << 9 | 128],
+            op,
+            &[WAIT_ALL, ENDPGM],
+        ];
+        let kernel = Kernel::bare("lines", &words.concat(), 32).unwrap();
+        let dispatch = Dispatch { groups: [groups, 1, 1], block: [32, 1, 1], ..Dispatch::default() };
+        let mode = Mode { threads, max_steps: 10_000, detail: true, ..Mode::default() };
+        let counters = launch_behind(Some(&cache), &kernel, &memory, None, &dispatch, mode).unwrap();
+        let moved = counters.detail.unwrap().hbm.unwrap();
+        (moved.read, moved.written)
+    };
+    let (store, load) = (global(28, 2, 0, 0), global(20, 2, 0, 4));
+    assert_eq!(traffic(&store, 0, 3, 1), (0, 0));
+    assert_eq!(traffic(&load, 0, 4, 1), (1, 0), "three of four lines are there");
+    assert_eq!(traffic(&load, 4, 8, 3), (8, 3), "a stream pushes out what was written");
+    assert_eq!(
+        traffic(&store, 8, 4, 2),
+        (0, 0),
+        "in the order of work-groups, whichever thread runs them: 8 to 11 were last"
+    );
+    assert_eq!(cache.lock().unwrap().changed(), 4);
+    // A launch of which not all runs does not know what it does to a cache.
+    let kernel = Kernel::bare("nothing", &[ENDPGM], 32).unwrap();
+    let dispatch = Dispatch { groups: [9, 1, 1], block: [32, 1, 1], ..Dispatch::default() };
+    let mode = Mode { threads: 1, max_steps: 100, detail: true, sample: 2, ..Mode::default() };
+    let counters = launch_behind(Some(&cache), &kernel, &memory, None, &dispatch, mode).unwrap();
+    assert_eq!(counters.detail.unwrap().hbm, None);
+}
+
+#[test]
+fn hollow_matrix_instructions_count_and_compute_nothing() {
+    let mai = [0x1a7 << 23 | 53 << 16 | 12, 260 | 264 << 9 | (256 + 12) << 18];
+    let run = |hollow| {
+        let words = [&[mov(4, 0xf2)][..], &mai, &[ENDPGM]].concat();
+        let kernel = Kernel::bare("matrix", &words, 32).unwrap();
+        let dispatch = Dispatch { groups: [2, 1, 1], block: [64, 1, 1], ..Dispatch::default() };
+        let mode = Mode { threads: 1, max_steps: 100, hollow, ..Mode::default() };
+        launch(&kernel, &Memory::default(), None, &dispatch, mode).unwrap()
+    };
+    let (full, hollow) = (run(false), run(true));
+    assert_eq!(full, hollow);
+    assert_eq!(hollow.matrix_macs, 2 * 16 * 16 * 32);
 }

@@ -1,12 +1,16 @@
 //! `experts`: routes of tokens to experts, walked to one by one or sorted into tiles that share an expert's weights.
 //!
 //! Few tokens have hardly two routes to one expert: each route is a tile, nothing is sorted. More are sorted on the device
-//! (`kernels/routes.py`), in tiles as tall as an expert has rows on average. Every tile gives the same bits. The last product
-//! goes through a panel of columns at a time, so that what is between it and the weighted sum stays small.
+//! (`kernels/routes.py`), in tiles as tall as an expert has rows on average. Every tile gives the same bits.
 //!
-//! MXFP4 experts of whole steps of 128 (K3's are) are multiplied by `kernels/experts_mxfp4.py`, with `precision=fp8` by
-//! `kernels/experts_fp8.py`, everything else by the portable `kernels/experts.py`. Which one is decided by the operands, never by
-//! the number of tokens.
+//! What is between the last product and the weighted sum, a row per route, is many times what goes in and comes out. It has the
+//! format of factors (bf16; f32 with `precision=f32`), and where it is more than [`THROUGH`], both run over a slab of columns at a
+//! time, so small that the sum finds it in the memory-side cache ([`Shape::slab`]). Rejected: adding up in the product's
+//! kernel, with atomics, whose order nobody knows, or in the order of experts, in which work-groups would wait for each other.
+//!
+//! MXFP4 experts of whole steps of 128 (K3's are) are multiplied by `kernels/experts_mxfp4.py`, from bf16 or, with `precision=fp8`,
+//! e4m3 rows, everything else by the portable `kernels/experts.py`. Which one is decided by the operands, never by the number of
+//! tokens.
 //!
 //! Weights are used as they lie. Block formats other than MXFP4 are refused: three operands would want to be packed, and an op
 //! packs one. Rejected: unpacking them in the kernels, for checkpoints that nobody serves on this device.
@@ -32,8 +36,14 @@ const WALKED: usize = 16;
 const SORTED_AT_ONCE: usize = 1024;
 /// The shortest sorted tile, and the only one for operands that are not aligned as taller ones want them.
 const SHORTEST: usize = 16;
-/// Bytes of a panel between the last product and the weighted sum: what the memory-side cache holds.
-const PANEL_BYTES: usize = 256 << 20;
+/// Products of routes up to so many bytes go through memory in one slab: there and back takes as long as a few more launches.
+const THROUGH: usize = 64 << 20;
+/// Bytes of the memory-side cache of 256 MiB that a slab and what it is made from may take.
+const KEPT: usize = 224 << 20;
+/// Work-groups along an axis of a grid that is not the first.
+const GRID: usize = 1 << 16;
+/// Rows of an expert from which on waves share them.
+const SHARED: usize = 4;
 /// Scratch areas start at multiples of this.
 const ALIGN: usize = 256;
 
@@ -55,6 +65,7 @@ fn whole_steps(shape: &Shape, dtype: DType, settings: &Settings) -> bool {
         && small(shape.tokens, shape.width)
         && small(shape.routes(), shape.hidden)
         && small(shape.width, shape.hidden)
+        && shape.tiles(SHORTEST).max(WALKED * shape.chosen) < GRID
 }
 
 /// Format of the weights and of the factors, as kernel names call them.
@@ -74,14 +85,20 @@ fn tile(shape: &Shape, tokens: usize, heights: &[usize]) -> Option<usize> {
     if tokens <= WALKED {
         return None;
     }
-    // As tall as an expert has rows in the mean, or half as tall: taller tiles share weights, and waste what they do not fill.
+    // As tall as an expert has rows in the mean, or half as tall: taller tiles share weights, and waste what they do not fill. From a
+    // few rows on, 32 cost less than 16: their waves share rows through LDS.
     let mean = tokens * shape.chosen / shape.experts;
-    let fits = |height: &&usize| **height <= SHORTEST || **height <= 2 * mean && (**height < 128 || mean > 200);
+    let fits = |height: &&usize| match **height {
+        SHORTEST => true,
+        32 => mean >= SHARED,
+        128 => mean > 200,
+        height => height <= 2 * mean,
+    };
     heights.iter().rev().find(fits).copied().or(Some(SHORTEST))
 }
 
 /// Extents, `tokens` being the capacity.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Shape {
     tokens: usize,
     chosen: usize,
@@ -95,10 +112,23 @@ impl Shape {
         self.tokens * self.chosen
     }
 
-    /// Columns of a panel for so many tokens: all, or as many whole steps as [`PANEL_BYTES`] hold.
-    fn panel(&self, tokens: usize) -> usize {
-        let fits = PANEL_BYTES / (4 * tokens * self.chosen) / STEP * STEP;
-        fits.max(STEP).min(self.width)
+    /// Most tiles of so many routes at most.
+    fn tiles(&self, each: usize) -> usize {
+        self.routes().min(self.routes() / each + self.experts)
+    }
+
+    /// Columns of a slab for so many tokens, whole steps or all of them: a slab of products, the weights of its columns and the activations
+    /// they meet, which the next slab wants again, fit into [`KEPT`]; slabs are as equal as steps allow. `value` bytes per activation
+    /// and product, `weights` per column and expert.
+    fn slab(&self, tokens: usize, value: usize, weights: usize) -> usize {
+        let routes = tokens * self.chosen;
+        if routes * self.width * value <= THROUGH {
+            return self.width;
+        }
+        let column = routes * value + self.experts.min(routes) * weights;
+        let fits = KEPT.saturating_sub(routes * self.hidden * value) / column / STEP * STEP;
+        let slabs = self.width.div_ceil(fits.max(STEP));
+        self.width.div_ceil(slabs).next_multiple_of(STEP).min(self.width)
     }
 }
 
@@ -108,7 +138,7 @@ struct Scratch {
     rounded_scales: usize,
     hidden: usize,
     hidden_scales: usize,
-    panel: usize,
+    products: usize,
     order: usize,
     tiles: usize,
     rank: usize,
@@ -128,18 +158,19 @@ impl Scratch {
         let (routes, sorted) = (shape.routes(), shape.tokens > WALKED);
         let fast = whole_steps(shape, dtype, settings);
         // Operands that lie badly make a portable kernel of a fast one: what is between the products is of bf16 at most.
-        let hidden = area(routes * shape.hidden * settings.factor_bytes());
+        let value = settings.factor_bytes();
+        let hidden = area(routes * shape.hidden * value);
         let rounded = area(if fast { shape.tokens * shape.width * 2 } else { 0 });
         let fp8 = fast && settings.precision == Precision::Fp8;
         let scales = [shape.tokens * shape.width, routes * shape.hidden].map(|n| if fp8 { n / GROUP } else { 0 });
         let [rounded_scales, hidden_scales] = scales.map(&mut area);
-        // Programs of fewer tokens have wider panels.
-        let panel = area((routes * shape.width * 4).min(PANEL_BYTES.max(routes * STEP * 4)));
-        let tiles = routes.min(routes / SHORTEST + shape.experts);
+        // Programs of fewer tokens have wider slabs.
+        let products = area((routes * shape.width * value).min(KEPT.max(routes * STEP * value)));
+        let tiles = shape.tiles(SHORTEST);
         let [order, rank] = [(); 2].map(|()| area(if sorted { routes * 4 } else { 0 }));
         let tiles = area(if sorted { 16 * (1 + tiles) } else { 0 });
         let [counts, starts] = [(); 2].map(|()| area(if sorted { shape.experts * 4 } else { 0 }));
-        Self { rounded, rounded_scales, hidden, hidden_scales, panel, order, tiles, rank, counts, starts, bytes }
+        Self { rounded, rounded_scales, hidden, hidden_scales, products, order, tiles, rank, counts, starts, bytes }
     }
 }
 
@@ -228,7 +259,7 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let (k, e) = (shape.chosen, shape.experts);
     let tiles = match (tile, x.tensor.vary) {
         (None, _) => share(x, 1, k),
-        (Some(each), Vary::Fixed) => Extent::Fixed(shape.routes().min(shape.routes() / each + e) as u32),
+        (Some(each), Vary::Fixed) => Extent::Fixed(shape.tiles(each) as u32),
         (Some(each), count) => Extent::Share { count, times: k as u32, each: each as u32, plus: e as u32 },
     };
     if let Some(each) = tile {
@@ -252,7 +283,7 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
         let to = [("x", x.pointer()), y, ("s", scales), ("D", int(shape.width)), ("ldx", x.stride())];
         let columns = panels(shape.width, PANEL);
         plan.launch("fp8_quantise", [x.rows(1), columns, Extent::ONE], &[&[op.step(), word, fixed][..], &to].concat())?;
-        vec![("x", at(scratch.rounded)), ("xs", scales), ("hs", at(scratch.hidden_scales)), whole]
+        vec![("x", at(scratch.rounded)), whole]
     } else if fast {
         let to = [("y", at(scratch.rounded)), ("D", int(shape.width)), ("ldx", x.stride()), ("ldy", int(shape.width))];
         let columns = panels(shape.width, PANEL);
@@ -262,6 +293,8 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     } else {
         vec![("x", x.pointer()), ("ldx", x.stride())]
     };
+    // Of e4m3 rows; bf16 ones have none, and the kernels do not look.
+    let scales = [("xs", at(scratch.rounded_scales)), ("hs", at(scratch.hidden_scales))];
     let up = [
         ("w1", w1.pointer()),
         ("w3", w3.pointer()),
@@ -282,17 +315,21 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
         let name = kernel(name);
         let arguments = [&step[..], arguments].concat();
         let columns = plan.pick(&name, &arguments)?.entry.constant("BN").expect("a constant of these kernels");
-        plan.launch(&name, [tiles, Extent::Fixed(n.div_ceil(columns as usize) as u32), Extent::ONE], &arguments)
+        let blocks = Extent::Fixed(n.div_ceil(columns as usize) as u32);
+        let grid = if fast { [blocks, tiles, Extent::ONE] } else { [tiles, blocks, Extent::ONE] };
+        plan.launch(&name, grid, &arguments)
     };
-    product(plan, "up", shape.hidden, &[&up[..], &rows].concat())?;
-    let panel = shape.panel(tokens);
-    for first in (0..shape.width).step_by(panel) {
-        let width = panel.min(shape.width - first);
+    product(plan, "up", shape.hidden, &[&up[..], &rows, if fast { &scales } else { &[] }].concat())?;
+    let groups = if dtype == DType::Mxfp4 { shape.hidden / GROUP } else { 0 };
+    let weights_of_column = dtype.bytes(shape.hidden as u64).expect("whole groups, checked") as usize + groups;
+    let slab = shape.slab(tokens, op.settings.factor_bytes(), weights_of_column);
+    for first in (0..shape.width).step_by(slab) {
+        let width = slab.min(shape.width - first);
         let down = [
             ("h", at(scratch.hidden)),
             ("w2", w2.pointer()),
             ("s2", s2.pointer()),
-            ("o", at(scratch.panel)),
+            ("o", at(scratch.products)),
             ("N", int(shape.hidden)),
             ("K", int(shape.width)),
             ("first", int(first)),
@@ -300,25 +337,24 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
             ("pitch", pitch(w2)),
             ("spitch", s2.stride()),
         ];
-        let more = [("NB", int(shape.hidden / 2)), ("hs", at(scratch.hidden_scales))];
-        let down = [&down[..], &more[..usize::from(fast) + usize::from(fp8)]].concat();
+        let more = [("NB", int(shape.hidden / 2)), scales[1]];
+        let down = [&down[..], if fast { &more } else { &[] }].concat();
         product(plan, "down", width, &down)?;
         let sum = [
             op.step(),
             word,
             fixed,
-            ("o", at(scratch.panel)),
+            ("o", at(scratch.products)),
             ("weights", weights.pointer()),
             ("y", y.pointer()),
             ("k", int(k)),
-            ("K", int(shape.width)),
             ("first", int(first)),
             ("width", int(width)),
             ("ldw", weights.stride()),
             ("ldy", y.stride()),
         ];
         let columns = panels(width, PANEL);
-        plan.launch("experts_combine", [x.rows(1), columns, Extent::ONE], &sum)?;
+        plan.launch(&format!("experts_combine_{}", op.settings.factors()), [x.rows(1), columns, Extent::ONE], &sum)?;
     }
     Ok(())
 }
@@ -345,4 +381,39 @@ fn sort(op: &BoundOp<'_>, plan: &mut Plan<'_>, shape: &Shape, scratch: &Scratch,
     plan.launch("routes_count", by_route, &[&routes[..], &[counts, rank]].concat())?;
     plan.launch("routes_cut", one, &[counts, starts, tiles, experts, ("each", int(each))])?;
     Ok(plan.launch("routes_place", by_route, &[&routes[..], &[starts, rank, order]].concat())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const K3: Shape = Shape { tokens: 8192, chosen: 16, experts: 896, hidden: 384, width: 3584 };
+    /// MXFP4 of a column of an expert, and its scales.
+    const COLUMN: usize = 384 / 2 + 384 / GROUP;
+
+    #[test]
+    fn slabs_of_k3() {
+        let columns = [1, 16, 512, 1024, 2048, 4096, 8192].map(|tokens| K3.slab(tokens, 2, COLUMN));
+        assert_eq!(columns, [3584, 3584, 3584, 896, 768, 512, 256]);
+    }
+
+    #[test]
+    fn a_slab_stays_in_the_cache_or_is_one_step() {
+        for (experts, hidden, width) in [(896, 384, 3584), (256, 2048, 7168), (8, 14_336, 4096), (4, 96, 160)] {
+            for tokens in (0..18).map(|i| (1 << i) + i) {
+                let shape = Shape { tokens, chosen: 4, experts, hidden, width };
+                for (value, weights) in [(2, hidden / 2 + hidden / 32), (2, 2 * hidden), (4, 4 * hidden)] {
+                    let slab = shape.slab(tokens, value, weights);
+                    let products = shape.routes() * slab * value;
+                    let beside = shape.routes() * hidden * value + experts.min(shape.routes()) * slab * weights;
+                    let whole = slab == width && products <= THROUGH;
+                    assert!(whole || products + beside <= KEPT || slab == STEP.min(width), "{shape:?}: {slab}");
+                    assert!(slab == width || slab.is_multiple_of(STEP) && slab < width, "{shape:?}: {slab}");
+                    // What support reserves holds it, for fewer tokens too.
+                    let reserved = (shape.routes() * width * value).min(KEPT.max(shape.routes() * STEP * value));
+                    assert!(products <= reserved, "{shape:?}: {products} of {reserved}");
+                }
+            }
+        }
+    }
 }

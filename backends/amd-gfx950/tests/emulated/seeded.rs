@@ -141,7 +141,7 @@ bugs! {
     swapped_nibbles: "experts.py", "tl.dot_scaled(high, None, \"bf16\", b, e" => "tl.dot_scaled(high, None, \"bf16\", (b >> 4) | (b << 4), e",
         "experts_up_mxfp4_bf16,experts_down_mxfp4_bf16_walk,experts_combine", "experts", "largest error";
     /// 113: a group of 32 values takes its neighbour's scale byte.
-    the_neighbours_scale_byte: "experts_mxfp4.py", "os = n[None, :] * KS + gl.arange(0, STEP // 32, layout=gl.SliceLayout(1, scale))[:, None]" => "os = n[None, :] * KS + (gl.arange(0, STEP // 32, layout=gl.SliceLayout(1, scale)) ^ 1)[:, None]",
+    the_neighbours_scale_byte: "experts_mxfp4.py", "os = n[None, :] * KS + gl.arange(0, STEP // GROUP, layout=gl.SliceLayout(1, scale))[:, None]" => "os = n[None, :] * KS + (gl.arange(0, STEP // GROUP, layout=gl.SliceLayout(1, scale)) ^ 1)[:, None]",
         "experts_mxfp4_up_walk,experts_mxfp4_down_walk,experts_combine,convert_f32_bf16", "experts", "largest error";
     /// 116: softmax over nothing, for a row of another request in the same tile.
     another_requests_row_is_nan: "mla.py", "tl.where(peak == float(\"-inf\"), 0.0, peak)" => "peak",
@@ -158,6 +158,9 @@ bugs! {
     /// 120: right at some token counts, wrong at others: an expert's last tile goes on into the next expert's routes.
     a_tile_takes_the_next_experts_routes: "routes.py", "tl.minimum(counts - q * each, each)" => "counts * 0 + each",
         "routes_sort,experts_up_bf16_bf16_sorted_16,experts_down_bf16_bf16_sorted_16,experts_combine", "experts", "uninitialised";
+    /// 120: what does not divide by the number of dies is left out, so that some tiles' last columns are nobody's.
+    the_rest_behind_whole_rounds_of_dies_is_left_out: "experts_mxfp4.py", "gl.minimum(die, extra) + i // DIES" => "i // DIES",
+        "routes_sort,experts_mxfp4_up_sorted_32,experts_mxfp4_down_sorted_32,experts_combine,convert_f32_bf16", "experts", "uninitialised";
     /// 121: ties go to the higher expert.
     ties_go_to_the_higher_expert: "router.py", "tl.min(tl.where(keys == largest, columns, 0x7FFFFFFF), 0)" => "tl.max(tl.where(keys == largest, columns, -1), 0)",
         "router_topk_1024", "router_topk", "must be exact";
@@ -188,6 +191,24 @@ bugs! {
     /// A draw is from all that top-k and top-p leave, whatever min-p leaves of it.
     min_p_is_left_out: "sample.py", "kept = tl.where(least > 0.0, kept, whole)" => "kept = whole",
         "sample_", "sample", "must be exact";
+}
+
+/// 113: every slab of columns takes the weights of the first. The suite's experts are too narrow for two slabs, so the check is one
+/// made for them.
+#[test]
+fn a_slab_takes_the_first_ones_weights() {
+    let bug = Bug {
+        file: "experts_mxfp4.py",
+        from: "places(first + c, NB,",
+        to: "places(c, NB,",
+        kernels: "experts_mxfp4_up_walk,experts_mxfp4_down_walk,experts_combine",
+        op: "experts",
+        check: "slabs_of_columns_change_no_bit",
+    };
+    let Some(folder) = planted("a_slab_takes_the_first_ones_weights", &bug) else { return };
+    let [one, two] = crate::experts::slabs().expect("the bug's kernels were just made");
+    std::fs::remove_dir_all(&folder).unwrap();
+    assert_ne!(one, two, "not caught by {}", bug.check);
 }
 
 /// Bugs of the three launches of a layer whose program can hold a chunk: the suite's Kimi heads are in smaller programs, so the check is

@@ -40,7 +40,8 @@ pub fn e2m1(bits: u8) -> f32 {
 
 /// A power of two from a biased byte; 255 is NaN.
 pub fn e8m0(byte: u8) -> f64 {
-    if byte == 255 { f64::NAN } else { f64::from(i32::from(byte) - 127).exp2() }
+    // The exponent of an f64, whose bias is 1023.
+    if byte == 255 { f64::NAN } else { f64::from_bits((u64::from(byte) + 1023 - 127) << 52) }
 }
 
 /// Tables of all values, made once.

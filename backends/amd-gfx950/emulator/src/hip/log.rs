@@ -14,6 +14,7 @@
 //! | `group_bytes` | lines that each work-group touches |
 //! | `lds_bytes_moved`, `lds_cycles`, `lds_conflict_cycles` | read and written; cycles, and those that bank conflicts cost |
 //! | `line_bytes`, `touched_bytes` | lines and dwords that the **whole** launch touches at all, read and written; see [`crate::machine::Detail`] |
+//! | `hbm_bytes` | read and written, where a memory-side cache is modelled ([`crate::machine::SideCache`]) |
 //! | `modelled` | microseconds per resource, in total, the resource that decides, and the matrix units' share |
 //!
 //! Decision: written by hand, six formats of numbers need no JSON library. A file that cannot be written is said once and
@@ -103,6 +104,9 @@ pub fn line(kernel: &Kernel, dispatch: &Dispatch, mode: Mode, c: &Counters) -> S
     let line = LINE_BYTES as f64;
     member("line_bytes", &list(&[footprint.read_lines * line, footprint.written_lines * line]));
     member("touched_bytes", &list(&[footprint.read_bytes, footprint.written_bytes]));
+    if let Some(t) = detail.hbm {
+        member("hbm_bytes", &list(&[t.read, t.written].map(lines)));
+    }
     let micros = RESOURCES.iter().zip(e.seconds).map(|(name, s)| format!("\"{name}\":{:.4}", s * 1e6));
     let micros = micros.collect::<Vec<_>>().join(",");
     let rest =

@@ -6,13 +6,13 @@
 use std::{
     ffi::{CStr, c_char},
     sync::{
-        Mutex, PoisonError,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
 };
 
 use super::{api, log, put, runtime};
-use crate::machine::{Counters, Mode};
+use crate::machine::{Counters, LINE_BYTES, Mode, SideCache};
 
 /// Settings of the process.
 #[derive(Debug)]
@@ -29,6 +29,9 @@ pub struct Settings {
     sample: AtomicU64,
     /// Kernels that run whole even so.
     whole: Mutex<Vec<String>>,
+    /// Matrix products are counted only.
+    hollow: AtomicU64,
+    cache: Mutex<Option<Arc<Mutex<SideCache>>>>,
 }
 
 const MAX_DEVICES: u64 = 16;
@@ -53,12 +56,19 @@ impl Settings {
             launches: AtomicU64::new(0),
             sample: AtomicU64::new(0),
             whole: Mutex::default(),
+            hollow: AtomicU64::new(0),
+            cache: Mutex::default(),
         }
     }
 
     /// Checks are on.
     pub fn check(&self) -> bool {
         self.check.load(Ordering::Relaxed) != 0
+    }
+
+    /// The memory-side cache, if one is modelled.
+    pub fn cache(&self) -> Option<Arc<Mutex<SideCache>>> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Mode of the next launch, of this kernel: each has its own seed.
@@ -73,6 +83,7 @@ impl Settings {
             max_steps: self.max_steps,
             detail: log::wanted(),
             sample: sample as u32,
+            hollow: self.hollow.load(Ordering::Relaxed) != 0,
         }
     }
 }
@@ -117,6 +128,21 @@ api! {
         *settings.whole.lock().unwrap_or_else(PoisonError::into_inner) = names;
         settings.sample.store(most.into(), Ordering::Relaxed);
         Ok(())
+    }
+}
+
+api! {
+    /// Emulator only, for counting launches whole: from now on matrix products are counted and not computed if `hollow` is not 0
+    /// (**results are garbage**), and counted launches run behind a memory-side cache of `cache_bytes`, empty at first; 0 = none.
+    /// `changed` (or null) gets the bytes that the cache before this one held and memory had not seen.
+    fn tokenspeedEmulatorHollow(hollow: i32, cache_bytes: u64, changed: *mut u64) {
+        let settings = &runtime().settings;
+        settings.hollow.store(u64::from(hollow != 0), Ordering::Relaxed);
+        let lines = (cache_bytes / LINE_BYTES) as usize;
+        let fresh = (lines > 0).then(|| Arc::new(Mutex::new(SideCache::new(lines))));
+        let before = std::mem::replace(&mut *settings.cache.lock().unwrap_or_else(PoisonError::into_inner), fresh);
+        let bytes = before.map_or(0, |c| c.lock().unwrap_or_else(PoisonError::into_inner).changed() * LINE_BYTES);
+        if changed.is_null() { Ok(()) } else { put(changed, bytes) }
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, atomic::Ordering};
 use super::{Status, event::Event, log, runtime, stream::Stream};
 use crate::{
     code::Kernel,
-    machine::{Counters, Dispatch, launch},
+    machine::{Counters, Dispatch, launch_behind},
 };
 
 /// One piece of work.
@@ -62,8 +62,10 @@ impl Work {
                 let runtime = runtime();
                 let visible = visible(device)?;
                 let mode = runtime.settings.mode(&kernel.name);
-                let counters = launch(kernel, &runtime.memory, visible.as_deref(), dispatch, mode)
-                    .map_err(|report| runtime.fail(device, report))?;
+                let cache = runtime.settings.cache();
+                let counters =
+                    launch_behind(cache.as_deref(), kernel, &runtime.memory, visible.as_deref(), dispatch, mode)
+                        .map_err(|report| runtime.fail(device, report))?;
                 if mode.detail {
                     log::write(kernel, dispatch, mode, &counters);
                 }

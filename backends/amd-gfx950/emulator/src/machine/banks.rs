@@ -24,20 +24,34 @@ const WRITE_BANKS: u64 = 32;
 /// Lanes of the first of two phases of 32 lanes in 16-byte reads; the second has the rest of them.
 const WIDE: u64 = 0x0ff0_f00f;
 
+/// Lanes in `N` groups, one behind the other.
+const fn consecutive<const N: usize>() -> [u64; N] {
+    let lanes = 64 / N;
+    let ones = if lanes == 64 { u64::MAX } else { (1 << lanes) - 1 };
+    let mut out = [0; N];
+    let mut i = 0;
+    while i < N {
+        out[i] = ones << (i * lanes);
+        i += 1;
+    }
+    out
+}
+
+static ALL: [u64; 1] = consecutive();
+static HALVES: [u64; 2] = consecutive();
+static QUARTERS: [u64; 4] = consecutive();
+static EIGHTHS: [u64; 8] = consecutive();
+static WIDE_READS: [u64; 4] = [WIDE, !WIDE & 0xffff_ffff, WIDE << 32, (!WIDE & 0xffff_ffff) << 32];
+
 /// Lanes that are served together.
-fn phases(access: Access, bytes: usize) -> Vec<u64> {
-    let consecutive = |lanes: usize| {
-        let ones = if lanes == 64 { u64::MAX } else { (1 << lanes) - 1 };
-        (0..64 / lanes).map(|i| ones << (i * lanes)).collect()
-    };
+fn phases(access: Access, bytes: usize) -> &'static [u64] {
     match (access, bytes) {
-        (Access::Read, 0..=4) => consecutive(64),
-        (Access::Read, 8) => consecutive(32),
-        (Access::Read, 12) => consecutive(8),
-        (Access::Read, _) => vec![WIDE, !WIDE & 0xffff_ffff, WIDE << 32, (!WIDE & 0xffff_ffff) << 32],
-        (Access::Write, 0..=4) => consecutive(32),
-        (Access::Write, 8) => consecutive(16),
-        (Access::Write, _) => consecutive(8),
+        (Access::Read, 0..=4) => &ALL,
+        (Access::Read, 8) | (Access::Write, 0..=4) => &HALVES,
+        (Access::Read, 12) => &EIGHTHS,
+        (Access::Read, _) => &WIDE_READS,
+        (Access::Write, 8) => &QUARTERS,
+        (Access::Write, _) => &EIGHTHS,
     }
 }
 
@@ -45,22 +59,27 @@ fn phases(access: Access, bytes: usize) -> Vec<u64> {
 pub fn cycles(access: Access, addresses: &L, offset: u32, mask: u64, bytes: usize) -> (u64, u64) {
     let banks = if access == Access::Read { READ_BANKS } else { WRITE_BANKS };
     let (mut count, mut extra) = (0, 0);
-    for phase in phases(access, bytes) {
-        let active = phase & mask;
-        if active == 0 {
-            continue;
-        }
-        let mut wanted: Vec<u64> = Vec::with_capacity(64);
+    for active in phases(access, bytes).iter().map(|phase| phase & mask).filter(|active| *active != 0) {
+        // Of each bank the dword that came first; what wants another one of its dwords is looked at below, and mostly there is nothing.
+        let mut first = [u64::MAX; READ_BANKS as usize];
+        let mut others: Vec<u64> = Vec::new();
         for l in lanes::of(active) {
             let at = u64::from(addresses[l].wrapping_add(offset));
-            wanted.extend(at / 4..(at + bytes as u64).div_ceil(4));
+            for dword in at / 4..(at + bytes as u64).div_ceil(4) {
+                let bank = &mut first[(dword % banks) as usize];
+                if *bank == u64::MAX {
+                    *bank = dword;
+                } else if *bank != dword {
+                    others.push(dword);
+                }
+            }
         }
-        wanted.sort_unstable();
-        wanted.dedup();
-        let mut load = [0u64; READ_BANKS as usize];
-        wanted.iter().for_each(|dword| load[(dword % banks) as usize] += 1);
         count += 1;
-        extra += load.iter().max().copied().unwrap_or(1).saturating_sub(1);
+        others.sort_unstable();
+        others.dedup();
+        let mut load = [0u64; READ_BANKS as usize];
+        others.iter().for_each(|dword| load[(dword % banks) as usize] += 1);
+        extra += load.iter().max().copied().unwrap_or(0);
     }
     (count, extra)
 }

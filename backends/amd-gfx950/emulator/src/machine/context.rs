@@ -17,6 +17,8 @@ pub struct Env<'a> {
     pub memory: &'a View,
     /// All checks and late landing.
     pub check: bool,
+    /// Matrix products are computed, not only counted.
+    pub products: bool,
 }
 
 /// Buffers for sources and a result, so that nothing is cleared per instruction.

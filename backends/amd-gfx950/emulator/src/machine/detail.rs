@@ -1,10 +1,11 @@
 //! What a launch did to memory and LDS in detail: lines, conflicts. Counted on demand, since it costs a map of all lines.
 //!
-//! Lines are 128 bytes, as L1 and L2 keep them. Four views of global memory, from no cache to a perfect one:
+//! Lines are 128 bytes, as L1 and L2 keep them. Five views of global memory, from no cache to a perfect one and beyond:
 //! * [`Counters`](super::Counters): bytes that lanes asked for.
 //! * [`Detail::access_lines`]: lines that each wave access touches, summed: what a compute unit asks of its caches.
 //! * [`Detail::group_lines`]: lines that each work-group touches, summed: one fetch per work-group.
 //! * [`Detail::footprint`]: lines that the launch touches at all: what an ideal cache would move to and from HBM.
+//! * [`Detail::hbm`]: lines that a memory-side cache, which keeps its contents from launch to launch, moves to and from HBM.
 //!
 //! A launch may be sampled: work-groups at a few coordinates per axis run, all combinations of them. Everything that is summed
 //! over work-groups is then scaled by their number. A line counts once for every coordinate of an axis along which no
@@ -12,9 +13,15 @@
 //! matrices, rows of tokens), an estimate where it depends on data. Rejected: scaling the lines found by the number of
 //! work-groups, which counts every shared panel as often as it is shared.
 
-use std::collections::HashMap;
+use std::{
+    collections::HashMap,
+    hash::{BuildHasherDefault, Hasher},
+};
 
-use super::banks::{self, Access};
+use super::{
+    banks::{self, Access},
+    side_cache::{Traffic, access},
+};
 use crate::{isa::L, lanes};
 
 /// Bytes of a line.
@@ -22,6 +29,28 @@ pub const LINE_BYTES: u64 = 128;
 
 /// Not a work-group.
 const NOBODY: [u32; 3] = [u32::MAX; 3];
+
+/// Hashes lines: a multiplication spreads addresses well enough, and there are millions of them.
+#[derive(Debug, Clone, Default)]
+pub struct LineHasher(u64);
+
+impl Hasher for LineHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|b| self.write_u64(self.0 ^ u64::from(*b)));
+    }
+
+    fn write_u64(&mut self, n: u64) {
+        let mixed = n.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = mixed ^ mixed >> 32;
+    }
+}
+
+/// For maps of lines.
+pub type LineHash = BuildHasherDefault<LineHasher>;
 
 /// Work-group coordinates of one axis.
 pub type Axis = Vec<u32>;
@@ -64,8 +93,12 @@ pub struct Detail {
     pub lds_cycles: u64,
     /// Those of them that conflicts cost.
     pub lds_conflict_cycles: u64,
+    /// Traffic with HBM, where a memory-side cache is modelled.
+    pub hbm: Option<Traffic>,
+    /// First accesses of the work-group to each line, in order, for a memory-side cache; `None` without one.
+    pub(super) fresh: Option<Vec<u64>>,
     pub(super) group: [u32; 3],
-    pub(super) lines: HashMap<u64, Line>,
+    pub(super) lines: HashMap<u64, Line, LineHash>,
 }
 
 impl Detail {
@@ -119,6 +152,9 @@ impl Detail {
         if *last != group {
             *last = group;
             self.group_lines += 1;
+            if let Some(fresh) = &mut self.fresh {
+                fresh.push(access(line, write));
+            }
             entry.meet(group);
         }
     }

@@ -17,6 +17,7 @@ use super::{
     lds::Lds,
     memory::{Memory, Owner},
     run::run,
+    side_cache::SideCache,
     wave::{Signal, Wave},
 };
 use crate::code::Kernel;
@@ -49,6 +50,8 @@ pub struct Mode {
     pub detail: bool,
     /// Most coordinates per axis at which work-groups run; 0 = all. A launch of which not all run computes garbage.
     pub sample: u32,
+    /// Matrix products are counted, not computed: results are garbage, and whatever depends on them.
+    pub hollow: bool,
 }
 
 /// Packet and queue structures behind the arguments.
@@ -60,6 +63,7 @@ const PATIENCE: u64 = 200_000;
 
 struct Group {
     id: [u32; 3],
+    number: u64,
     lds: Lds,
     waves: Vec<Wave>,
     at_barrier: Vec<bool>,
@@ -96,6 +100,7 @@ struct Shared<'a> {
     axes: [Axis; 3],
     stop: AtomicBool,
     report: Mutex<Option<Report>>,
+    cache: Option<&'a Mutex<SideCache>>,
 }
 
 /// Runs a kernel to its end. With `devices`, it sees the memory of those alone.
@@ -109,6 +114,26 @@ pub fn launch(
     dispatch: &Dispatch,
     mode: Mode,
 ) -> Result<Counters, Report> {
+    launch_behind(None, kernel, memory, devices, dispatch, mode)
+}
+
+/// [`launch`] behind a memory-side cache, whose traffic is among the details. Only launches without checks whose work-groups
+/// all run know what they do to it; others leave it alone.
+///
+/// # Errors
+/// The first fault of any wave.
+pub fn launch_behind(
+    cache: Option<&Mutex<SideCache>>,
+    kernel: &Kernel,
+    memory: &Memory,
+    devices: Option<&[i32]>,
+    dispatch: &Dispatch,
+    mode: Mode,
+) -> Result<Counters, Report> {
+    let cache = cache.filter(|_| mode.detail && mode.sample == 0 && !mode.check);
+    if let Some(cache) = cache {
+        locked(cache).begin();
+    }
     let kernarg_bytes = kernel.kernarg_bytes.max(dispatch.kernarg.len()).next_multiple_of(64);
     let fail = |what: &str| Report {
         what: what.into(),
@@ -128,7 +153,7 @@ pub fn launch(
     let axes = sampled(dispatch, mode);
     let view = devices.map_or_else(|| memory.view(), |devices| memory.view().of_devices(devices));
     let shared = Shared {
-        env: Env { kernel, memory: &view, check: mode.check },
+        env: Env { kernel, memory: &view, check: mode.check, products: !mode.hollow },
         dispatch,
         mode,
         kernarg: block.base as u64,
@@ -139,6 +164,7 @@ pub fn launch(
         axes,
         stop: AtomicBool::new(false),
         report: Mutex::new(None),
+        cache,
     };
     let threads = if mode.check { 1 } else { mode.threads.min(shared.total as usize).max(1) };
     let mut counters = Counters::default();
@@ -163,10 +189,18 @@ pub fn launch(
         });
     }
     memory.free(block.base);
+    if let (Some(cache), Some(detail)) = (cache, &mut counters.detail) {
+        detail.hbm = Some(locked(cache).traffic());
+    }
     match shared.report.into_inner().unwrap_or_else(|e| e.into_inner()) {
         Some(report) => Err(report),
         None => Ok(counters),
     }
+}
+
+/// A cache that nobody else is looking at.
+fn locked(cache: &Mutex<SideCache>) -> std::sync::MutexGuard<'_, SideCache> {
+    cache.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 /// Coordinates per axis at which work-groups run.
@@ -213,7 +247,8 @@ fn worker(shared: &Shared, thread: u64) -> Counters {
     let check = shared.mode.check;
     let mut random = Random::new(shared.mode.seed.wrapping_add(thread));
     let (mut counters, mut scratch) = (Counters::default(), Scratch::default());
-    counters.detail = shared.mode.detail.then(|| Box::new(Detail::default()));
+    let fresh = shared.cache.map(|_| Vec::new());
+    counters.detail = shared.mode.detail.then(|| Box::new(Detail { fresh, ..Detail::default() }));
     let (mut active, mut spare): (Vec<Group>, Vec<Group>) = (Vec::new(), Vec::new());
     let mut wanted = if check { 1 + random.below(4) as usize } else { 1 };
     let mut turn = 0;
@@ -284,6 +319,10 @@ fn worker(shared: &Shared, thread: u64) -> Counters {
         let waiting = (0..group.waves.len()).all(|w| group.done[w] || group.at_barrier[w]);
         if waiting && group.done.iter().all(|d| *d) {
             counters.groups += 1;
+            if let (Some(cache), Some(fresh)) = (shared.cache, counters.detail.as_mut().and_then(|d| d.fresh.as_mut()))
+            {
+                locked(cache).group(group.number, std::mem::take(fresh));
+            }
             spare.push(active.swap_remove(at));
         } else if waiting {
             for w in 0..group.waves.len() {
@@ -341,7 +380,8 @@ fn stuck(shared: &Shared, active: &[Group]) -> String {
 /// A work-group with registers as the hardware sets them up.
 fn begin(shared: &Shared, id: u64, spare: Option<Group>) -> Group {
     let [x, y, z] = &shared.axes;
-    let (nx, ny, id) = (x.len(), y.len(), id as usize);
+    let (nx, ny, number) = (x.len(), y.len(), id);
+    let id = number as usize;
     let id = [x[id % nx], y[id / nx % ny], z[id / nx / ny]];
     let kernel = shared.env.kernel;
     let d = &kernel.descriptor;
@@ -349,13 +389,14 @@ fn begin(shared: &Shared, id: u64, spare: Option<Group>) -> Group {
     let waves = lanes.div_ceil(64);
     let mut group = spare.unwrap_or_else(|| Group {
         id,
+        number,
         lds: Lds::default(),
         waves: (0..waves).map(|w| Wave::new(d.vector_registers, w, id)).collect(),
         at_barrier: Vec::new(),
         done: Vec::new(),
         steps: 0,
     });
-    group.id = id;
+    (group.id, group.number) = (id, number);
     group.steps = 0;
     group.lds.reset((d.lds_bytes + shared.dispatch.dynamic_lds) as usize, shared.mode.check);
     group.at_barrier = vec![false; waves as usize];

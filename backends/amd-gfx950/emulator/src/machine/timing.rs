@@ -9,15 +9,17 @@
 //! | LDS | n · cycles of LDS: phases and bank conflicts |
 //! | L1 | n · cycles of L1: 64 bytes of a line each |
 //! | L2 | lines per work-group, all of them / 2 KiB per cycle and XCD, 8 XCDs |
-//! | HBM | footprint / min(8 TB/s, 47 GB/s per compute unit in use) |
+//! | cache | footprint / 17.2 TB/s, between the L2s and the memory-side cache |
+//! | HBM | footprint, or what a modelled memory-side cache leaves of it, / min(8 TB/s, 47 GB/s per compute unit in use) |
 //!
 //! Sources: 256 compute units of four SIMDs at 2.4 GHz, 8 TB/s, matrix rates that sum to the published 2.5 / 5 / 10 PFLOP/s (AMD's
 //! CDNA4 white paper and instruction set manual); 64 bytes a cycle of L1 and half of it for 8 bytes per lane, 8 cycles of a transcendental instruction, and bandwidth by number of
-//! work-groups (1.5 TB/s from 32) as reported in ROCm's gfx950 Gluon tutorials; L2 rates from the CDNA3 white paper. The
+//! work-groups (1.5 TB/s from 32) as reported in ROCm's gfx950 Gluon tutorials; L2 rates and those of the memory-side cache from the CDNA3 white paper. The
 //! constant, 2 µs, is an assumption about launches of a captured graph.
 //!
 //! Left out, so that times are lower bounds and ratios of long latency chains are too kind: latency of dependent loads and
-//! barriers, waits, clocks under load (reported matrix kernels reach 46 to 60% of peak), misses in L2 that hit in the memory-side cache. Rejected: a
+//! barriers, waits, clocks under load (reported matrix kernels reach 46 to 60% of peak), what several L2s fetch each for
+//! themselves. Rejected: a
 //! cycle-by-cycle model, which would invite to believe its digits.
 
 use super::{
@@ -34,6 +36,8 @@ pub const CLOCK: f64 = 2.4e9;
 /// Bytes per second of HBM, of the device and of what one compute unit draws.
 pub const HBM: f64 = 8e12;
 const HBM_UNIT: f64 = 47e9;
+/// Bytes per second of the memory-side cache.
+const SIDE: f64 = 17.2e12;
 /// Bytes per cycle of all L2s.
 const L2: f64 = 2048.0 * 8.0;
 /// Cycles of a vector and of a transcendental instruction.
@@ -43,13 +47,13 @@ const TRANSCENDENTAL: f64 = 8.0;
 pub const LAUNCH: f64 = 2e-6;
 
 /// Names of the resources, in the order of [`Estimate::seconds`].
-pub const RESOURCES: [&str; 6] = ["matrix", "vector", "LDS", "L1", "L2", "HBM"];
+pub const RESOURCES: [&str; 7] = ["matrix", "vector", "LDS", "L1", "L2", "cache", "HBM"];
 
 /// Modelled seconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Estimate {
     /// Per resource, see [`RESOURCES`].
-    pub seconds: [f64; 6],
+    pub seconds: [f64; 7],
     /// The launch.
     pub total: f64,
     /// The resource that decides.
@@ -71,13 +75,15 @@ pub fn estimate(counters: &Counters, groups: u64, occupancy: Occupancy, footprin
     let class = |class: Class| each(counters.instructions[class as usize]);
     let vector = VECTOR * class(Class::Vector) + TRANSCENDENTAL * class(Class::Transcendental);
     let moved = (footprint.read_lines + footprint.written_lines) * LINE_BYTES as f64;
+    let hbm = detail.hbm.map_or(moved, |t| ((t.read + t.written) * LINE_BYTES) as f64);
     let seconds = [
         n * each(counters.matrix_cycles) / simds / CLOCK,
         n * vector / simds / CLOCK,
         n * each(detail.lds_cycles) / CLOCK,
         n * each(detail.l1_cycles) / CLOCK,
         groups * each(detail.group_lines) * LINE_BYTES as f64 / L2 / CLOCK,
-        moved / HBM.min(HBM_UNIT * groups.min(UNITS)),
+        moved / SIDE,
+        hbm / HBM.min(HBM_UNIT * groups.min(UNITS)),
     ];
     let busiest = (0..seconds.len()).max_by(|a, b| seconds[*a].total_cmp(&seconds[*b])).unwrap_or(0);
     let total = seconds[busiest] + LAUNCH;
@@ -117,7 +123,7 @@ mod tests {
         let footprint = Footprint { read_lines: 1e6, ..Footprint::default() };
         let time = |groups| {
             let counters = Counters { groups, ..Counters::default() };
-            estimate(&counters, groups, Occupancy::new(64, 256, 0), &footprint).seconds[5]
+            estimate(&counters, groups, Occupancy::new(64, 256, 0), &footprint).seconds[6]
         };
         assert!(close(time(1024), 128e6 / 8e12) && close(time(32), 128e6 / 1.504e12));
     }

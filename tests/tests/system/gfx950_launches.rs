@@ -1,0 +1,126 @@
+//! How many launches a layer of the published Kimi K3 takes on an MI355X: what its README says. Planned, not run.
+
+use std::{collections::BTreeMap, path::Path};
+
+use tokenspeed_amd_gfx950::{
+    Settings, hip,
+    kernel::{Library, Manifest, Plan},
+    ops::{self, BoundOp, Operand},
+};
+use tokenspeed_backend_api::{
+    abi::{TS_BIND_ACTIVATIONS, ts_tensor},
+    catalogue::OpDesc,
+    dtype::DType,
+    record::OpRecord,
+    sdk::{Bucket, Fault, OpView, Tensor},
+    support::Support,
+};
+use tokenspeed_core::lower::{Capacity, Lowered, lower};
+use tokenspeed_models::{
+    config,
+    kimi::{GraphOptions, Graphs, KimiConfig, LayerKind},
+};
+
+/// Where bindings and weights are said to lie, far from each other; nobody looks.
+const BINDING: u64 = 1 << 48;
+const WEIGHTS: u64 = 1 << 56;
+const WEIGHT: u64 = 1 << 38;
+
+fn refused(desc: &OpDesc) -> Support {
+    Support::no(format!("no {} here", desc.kind))
+}
+
+/// The published forward pass, lowered for programs of so many tokens.
+fn lowered(tokens: u32, settings: &Settings) -> (Lowered, KimiConfig) {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/kimi/kimi-k3-config.json");
+    let config = config::from_kimi(&file, None).expect("a configuration");
+    let graph = Graphs::new(&config, GraphOptions { latent: DType::BF16, ..GraphOptions::EXACT }).forward;
+    let capacity = Capacity {
+        tokens,
+        rows: tokens,
+        logit_rows: tokens,
+        table_rows: tokens,
+        blocks_per_row: 1024,
+        block_tokens: 64,
+        blocks: 4096,
+        states: tokens + 1,
+    };
+    let mut support =
+        |desc: &OpDesc, _: &str| ops::entry(desc.kind).map_or_else(|| refused(desc), |e| (e.support)(desc, settings));
+    (lower(&graph, capacity, 256, &mut support).expect("every op is there"), config)
+}
+
+/// Launches by layer.
+fn launches(tokens: u32, library: &Library, settings: &Settings) -> (BTreeMap<usize, usize>, KimiConfig) {
+    let (lowered, config) = lowered(tokens, settings);
+    let bucket = Bucket { max_tokens: tokens, max_rows: tokens, max_logit_rows: tokens };
+    let mut layers = BTreeMap::new();
+    let mut records = Vec::new();
+    let mut operands = Vec::new();
+    for op in &lowered.ops {
+        let tensors = op.desc.operands.iter().map(|t| t.to_abi()).collect();
+        let mut record = OpRecord::new(op.desc.kind, tensors, op.desc.attrs, &*op.label);
+        (record.workspace_offset, record.workspace_bytes) = op.workspace;
+        let place = |(i, t): (usize, &ts_tensor)| Operand {
+            tensor: Tensor::new(t, i).expect("checked"),
+            address: match op.weights.iter().find(|(operand, _)| *operand == i) {
+                Some((_, used)) => WEIGHTS + WEIGHT * *used as u64,
+                None => BINDING * (1 + u64::from(t.binding)) + t.offset,
+            },
+        };
+        operands.push(record.operands.iter().enumerate().map(place).collect::<Vec<_>>());
+        records.push(record);
+    }
+    let views: Vec<OpView<'_>> = records.iter().map(|r| OpView::from_record(r).expect("checked")).collect();
+    let bound: Vec<BoundOp<'_>> = views
+        .iter()
+        .zip(&operands)
+        .map(|(op, operands)| {
+            let workspace = BINDING * (1 + u64::from(TS_BIND_ACTIVATIONS)) + op.workspace_offset();
+            BoundOp { op, operands, step: BINDING, workspace, bucket, settings }
+        })
+        .collect();
+    // As the backend's program does it.
+    let mut plan = Plan::new(library);
+    let mut index = 0;
+    while let Some(op) = bound.get(index) {
+        let fail = |e: Fault| format!("{}: {}", op.op.label(), e.message);
+        let before = plan.launches.len();
+        let mut planned = ops::together(&bound[index..], &mut plan).map_err(fail).expect("planned");
+        if planned == 0 {
+            (ops::entry(op.op.kind()).expect("supported").plan)(op, &mut plan).map_err(fail).expect("planned");
+            planned = 1;
+        }
+        let layer = op.op.label().strip_prefix("model.layers.").and_then(|rest| rest.split('.').next()?.parse().ok());
+        if let Some(layer) = layer {
+            *layers.entry(layer).or_default() += plan.launches.len() - before;
+        }
+        index += planned;
+    }
+    (layers, config)
+}
+
+/// The figures of `backends/amd-gfx950/README.md`, "Launches per K3 layer": with every fused op.
+#[test]
+fn launches_per_layer_of_a_decode_program() {
+    let plugin = tokenspeed_tests::plugin("amd-gfx950");
+    let folder = plugin.parent().expect("a folder");
+    let kernels = std::env::var_os("TOKENSPEED_KERNELS").map_or_else(|| folder.with_file_name("kernels"), Into::into);
+    let kernels = kernels.join("amd-gfx950");
+    if !kernels.join("manifest.json").is_file() {
+        eprintln!("not run: no kernels in {}; `cargo xtask kernels` makes them", kernels.display());
+        return;
+    }
+    let hip = hip::load_from(&[folder.join("libamdhip64.so")]).unwrap_or_else(|e| panic!("{e}"));
+    let device = hip::Device::open(hip, 0).expect("an emulated device");
+    let library = Library::new(&device, Manifest::read(&kernels).expect("a manifest"));
+    let best = Settings::parse(&[]).expect("defaults");
+    for tokens in [1, 16] {
+        let (layers, config) = launches(tokens, &library, &best);
+        // The first layer has a dense MLP.
+        for (layer, kind) in config.layers.iter().enumerate().skip(1) {
+            let want = if *kind == LayerKind::Kda { 15 } else { 20 };
+            assert_eq!(layers[&layer], want, "layer {layer}, {kind:?}, {tokens} tokens");
+        }
+    }
+}
