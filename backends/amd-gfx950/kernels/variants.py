@@ -344,7 +344,7 @@ def linear_attention():
                 ["tokens", "ceil(C/B)", "3"],
                 ["q", "k", "v", "wq", "wk", "wv", "window", "yq", "yk", "yv", "C", "ldq", "ldk", "ldv", "ldw", "ldyq", "ldyk", "ldyv"],
                 warps=1, **EXACTLY)
-        # Windows of f16 would be multiplied by mixed instructions, which the emulator lacks and no model needs.
+        # Windows of f16 take the plain kernel: no model needs them.
         if w != "f16":
             yield from promised(
                 f"short_conv_long_{w}", short_conv.short_conv_long,
