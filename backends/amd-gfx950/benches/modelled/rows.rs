@@ -323,7 +323,7 @@ pub fn all() -> Vec<Row> {
         let macs = (tokens as u64 * CHOSEN * 3 * LATENT * COLUMNS) as f64;
         let title = format!("experts, {tokens} tokens");
         let sample = if tokens > 16 { 12 } else { 0 };
-        let row = row(title, move || experts(tokens), macs, true, sample, "2.2-2.3x");
+        let row = row(title, move || experts(tokens), macs, tokens <= 2048, sample, "2.2-2.3x");
         rows.push(Row { behind: true, ..row });
     }
     for tokens in [1, 16, 64] {
