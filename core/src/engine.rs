@@ -180,15 +180,29 @@ struct InFlight {
     sequence: u64,
     /// Of the forward and the verify pass.
     n_logit_rows: [u32; 2],
-    /// Tokens, if all of them decode.
-    decode_only: Option<u32>,
-    /// Of the tokens, those that decode.
+    /// Tokens that decode.
     n_decode_tokens: u32,
-    /// Of these, on side branches.
+    /// There are others.
+    is_mixed: bool,
+    /// Tokens on side branches.
     branch_tokens: u32,
     planned_ns: u64,
     /// By the device.
     is_sampled: bool,
+}
+
+impl InFlight {
+    fn new(plan: &Plan, branch_tokens: u32, planned_ns: u64) -> Self {
+        Self {
+            sequence: plan.sequence,
+            n_logit_rows: [plan.n_logit_rows, plan.verify.unwrap_or(0)],
+            n_decode_tokens: plan.n_decode_tokens,
+            is_mixed: plan.n_decode_tokens != plan.n_tokens,
+            branch_tokens,
+            planned_ns,
+            is_sampled: plan.is_sampled,
+        }
+    }
 }
 
 /// Counts since start.
@@ -460,20 +474,10 @@ impl EngineState {
             return None;
         }
         self.scheduler.deltas.clear();
-        let decode_only = (plan.n_decode_tokens == plan.n_tokens).then_some(plan.n_tokens);
-        let n_logit_rows = [plan.n_logit_rows, plan.verify.unwrap_or(0)];
         let in_verify =
             self.verify.as_ref().map_or(0, |(parts, _)| if plan.verify.is_some() { parts.branch_tokens } else { 0 });
         let branch_tokens = self.parts.branch_tokens + in_verify;
-        self.in_flight = Some(InFlight {
-            sequence: plan.sequence,
-            n_logit_rows,
-            decode_only,
-            n_decode_tokens: plan.n_decode_tokens,
-            branch_tokens,
-            planned_ns: now_ns,
-            is_sampled: plan.is_sampled,
-        });
+        self.in_flight = Some(InFlight::new(&plan, branch_tokens, now_ns));
         self.count_sampling();
         Some(plan)
     }
@@ -541,11 +545,11 @@ impl EngineState {
         if let Some(drafting) = &mut self.drafting {
             drafting.taken_in(&in_flight, &self.counters, now_ns);
         }
-        if let Some(tokens) = in_flight.decode_only {
+        if !in_flight.is_mixed {
             if self.replay.is_empty() {
-                self.step_cost.observe(tokens, ns);
+                self.step_cost.observe(in_flight.n_decode_tokens, ns);
             } else {
-                self.replay.cost_later(tokens, in_flight.planned_ns);
+                self.replay.cost_later(in_flight.n_decode_tokens, in_flight.planned_ns);
             }
         }
     }

@@ -42,15 +42,7 @@ impl EngineState {
         self.scheduler.decisions.sequence = self.sequence;
         self.parts.write(step, self.sequence, &self.scheduler.deltas);
         self.scheduler.deltas.clear();
-        self.behind = Some(InFlight {
-            sequence: plan.sequence,
-            n_logit_rows: [plan.n_logit_rows, 0],
-            decode_only: (plan.n_decode_tokens == plan.n_tokens).then_some(plan.n_tokens),
-            n_decode_tokens: plan.n_decode_tokens,
-            branch_tokens: 0,
-            planned_ns: now_ns,
-            is_sampled: plan.is_sampled,
-        });
+        self.behind = Some(InFlight::new(&plan, 0, now_ns));
         self.counters.relayed_steps += 1;
         self.count_sampling();
         Some(plan)

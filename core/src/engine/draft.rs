@@ -203,7 +203,7 @@ impl Drafting {
         let turn = Turn {
             planned_ns: in_flight.planned_ns,
             decoding: in_flight.n_decode_tokens.saturating_sub(others).max(1),
-            is_mixed: in_flight.decode_only.is_none(),
+            is_mixed: in_flight.is_mixed,
             generated: seen.generated - self.seen.generated,
             guesses: guesses as u32,
             accepted,

@@ -100,7 +100,11 @@ impl Record {
         if accepted < n {
             self.chance -= NEWEST * self.chance;
         }
-        self.patience = if accepted > 0 { SHORTEST_REST } else { (self.patience * 2).min(LONGEST_REST) };
+        self.rest_longer_unless(accepted > 0);
+    }
+
+    fn rest_longer_unless(&mut self, it_pays: bool) {
+        self.patience = if it_pays { SHORTEST_REST } else { (self.patience * 2).min(LONGEST_REST) };
     }
 
     /// Nothing pays at the moment: whether to try one guess all the same.
@@ -123,7 +127,7 @@ impl Record {
     /// Guesses that cost before they are checked: they were made because they pay, or only to see whether they are right. A
     /// right one among the latter is no reason for more: it was too dear all the same.
     pub fn made(&mut self, because_they_pay: bool) {
-        self.patience = if because_they_pay { SHORTEST_REST } else { (self.patience * 2).min(LONGEST_REST) };
+        self.rest_longer_unless(because_they_pay);
     }
 
     /// Take over what is known of others, before anything of its own is.
