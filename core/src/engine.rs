@@ -425,12 +425,15 @@ impl EngineState {
 
     /// Plan the step after the one in flight, as far as that can be done before it has been taken in; the next
     /// [`EngineState::plan`] completes it. Optional: it moves work into the time in which the device computes, and
-    /// changes no answer. False, and nothing happens, if guesses are in flight or could be made, if there already is such a
+    /// changes no answer. False, and nothing happens, if guesses are in flight or may be made, if there already is such a
     /// plan, or a step behind the one in flight, or if nothing is in flight.
     pub fn plan_ahead(&mut self) -> bool {
-        self.in_flight.is_some()
-            && self.behind.is_none()
-            && self.scheduler.plan_ahead(&mut self.queues, &mut self.memory)
+        let can = self.in_flight.is_some() && self.behind.is_none() && self.scheduler.can_plan_ahead(&self.queues);
+        if !can || self.may_guess() {
+            return false;
+        }
+        self.scheduler.plan_ahead(&mut self.queues, &mut self.memory);
+        true
     }
 
     /// Choose the next step and write its parameter block; `None` when there is nothing to run.

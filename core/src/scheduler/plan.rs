@@ -163,28 +163,26 @@ impl Scheduler {
         self.decisions.conclude(queues, why_not, stopped);
     }
 
-    /// Plan the step after the one in flight, as far as that can be done before it has been taken in. False, and nothing
-    /// happens, if what is in flight decides too much: guesses may be right or wrong, and some policies weigh requests
-    /// against each other, or against the time.
-    pub fn plan_ahead(&mut self, queues: &mut Queues, memory: &mut Memory) -> bool {
-        if self.ahead.is_some() || !self.policy.plans_ahead() {
-            return false;
-        }
-        let guesses = queues.iter_running().any(|running| !running.parts().0.drafts.is_empty());
+    /// Whether the step after the one in flight can be planned before that has been taken in: what is in flight must not decide
+    /// too much. Guesses may be right or wrong, and some policies weigh requests against each other, or against the time.
+    pub fn can_plan_ahead(&self, queues: &Queues) -> bool {
+        let guesses = |running: &Running| !running.parts().0.drafts.is_empty();
         // Who is admitted now could find pages that are forgotten only when the step in flight has been taken in.
-        if guesses || queues.iter_running().any(behind::is_in_doubt) {
-            return false;
-        }
-        let n_decode = count_decoding(queues);
-        if self.limits.draft_max > 0 && n_decode > 0 {
-            return false;
-        }
+        let decides = |running| guesses(running) || behind::is_in_doubt(running);
+        self.ahead.is_none() && self.policy.plans_ahead() && !queues.iter_running().any(decides)
+    }
+
+    /// Plan the step after the one in flight, in which nobody guesses, as far as that can be done before it has been taken in.
+    ///
+    /// # Panics
+    /// If that cannot be, see [`Scheduler::can_plan_ahead`].
+    pub fn plan_ahead(&mut self, queues: &mut Queues, memory: &mut Memory) {
+        assert!(self.can_plan_ahead(queues), "what is in flight decides too much");
         assert!(self.deltas.is_empty(), "the step in flight was told of all changes");
         self.decisions.list.clear();
-        let mut budget = self.budget(n_decode, 0);
+        let mut budget = self.budget(count_decoding(queues), 0);
         self.choose(When::Ahead, 0, queues, memory, &mut budget);
         self.ahead = Some(budget);
-        true
     }
 
     /// Forget what was planned ahead; its requests are gone.
