@@ -441,19 +441,17 @@ impl EngineState {
         self.flush_cache().expect("the warm-up's requests have ended");
     }
 
-    /// Whether requests may have guesses in the turn after the one in flight. If a draft model makes them, it is decided now that
-    /// it makes none before that turn, unless some would pay.
+    /// Whether requests may have guesses in the turn after the one in flight. If they cannot, that is decided now: nobody looks
+    /// for any, or the draft model makes none, before that turn.
     pub(super) fn may_guess(&mut self) -> bool {
-        let limits = self.scheduler.limits();
-        let decodes = |running: &Running| {
-            let outlook = Outlook::of(running);
-            outlook.is_decoding && !outlook.ends
-        };
-        if limits.draft_max == 0 || !self.queues.iter_running().any(decodes) {
+        if self.scheduler.limits().draft_max == 0 {
             return false;
         }
-        let Some(drafting) = &mut self.drafting else { return true };
-        !drafting.rests(&mut self.queues, &self.memory, limits, &self.step_cost, decodes)
+        let (queues, memory, cost) = (&mut self.queues, &self.memory, &self.step_cost);
+        match &mut self.drafting {
+            Some(drafting) => !drafting.rests(queues, memory, self.scheduler.limits(), cost),
+            None => !self.scheduler.rests(queues, memory, cost),
+        }
     }
 
     /// The next pass of the draft model, if there is one to run before the next turn. Call it after

@@ -35,7 +35,10 @@ use crate::{
     bug::seeded,
     cache::{copies::LoadId, lease::Lease, memory::Memory},
     request::RequestId,
-    speculation::width::{self, Offer, StepCost},
+    speculation::{
+        looks::Looks,
+        width::{self, Offer, StepCost},
+    },
 };
 
 /// Chooses steps; remembers only why the head of the queue could not be admitted.
@@ -46,6 +49,7 @@ pub struct Scheduler {
     /// The waiting request that did not fit, and the release count then: no use trying before it changed.
     blocked: Option<(RequestId, u64)>,
     offers: Vec<Offer>,
+    looks: Looks,
     policy: Box<dyn Policy>,
     turns: Turns,
     /// Plans made, to look again at one waiting request now and then.
@@ -103,6 +107,7 @@ impl Scheduler {
             n_preemptions: 0,
             n_cut_tokens: 0,
             offers: Vec::with_capacity(limits.max_num_seqs as usize),
+            looks: Looks::default(),
             kept_pages: 0,
             ahead: None,
             in_use: vec![false; limits.table_rows as usize],
@@ -442,6 +447,5 @@ fn with_tail(end: u32, wanted: u32, memory: &Memory) -> u32 {
 
 /// Requests that decode in the step being planned.
 fn count_decoding(queues: &Queues) -> u32 {
-    let outlooks = queues.iter_running().map(Outlook::of);
-    outlooks.filter(|outlook| outlook.is_decoding && !outlook.ends).count() as u32
+    queues.iter_running().filter(|running| Outlook::of(running).generates()).count() as u32
 }

@@ -57,17 +57,13 @@ impl Drafting {
     }
 
     /// Decide, while a turn without guesses is in flight, that nothing is drafted behind it; false, and nothing is decided, if
-    /// something may be. `decodes` says who will generate in the turn after it.
-    pub(super) fn rests(
-        &mut self,
-        queues: &mut Queues,
-        memory: &Memory,
-        limits: &StepLimits,
-        cost: &StepCost,
-        decodes: impl Fn(&Running) -> bool,
-    ) -> bool {
+    /// something may be.
+    pub(super) fn rests(&mut self, queues: &mut Queues, memory: &Memory, limits: &StepLimits, cost: &StepCost) -> bool {
         assert!(!self.is_resting, "decided once a turn");
-        self.open_lanes(queues, memory, limits, decodes);
+        self.open_lanes(queues, memory, limits, |running| Outlook::of(running).generates());
+        if self.lanes.is_empty() {
+            return true;
+        }
         let verdict = self.judge(queues, limits, self.lanes.len() as u32, cost);
         self.is_resting = matches!(verdict, Verdict::Unknown | Verdict::Measure | Verdict::Barred | Verdict::Rest);
         if self.is_resting {

@@ -1,4 +1,5 @@
-//! A draft model that does not pay: turns without its guesses are planned ahead as if there were none, and the text is the same.
+//! Guesses that do not pay, and texts in which none are found: turns without them are planned ahead as if there were no
+//! speculation, and the text is the same.
 
 use super::fake::Rig;
 use crate::{
@@ -9,13 +10,18 @@ use crate::{
 
 const N_TOKENS: u32 = 1500;
 
-fn rig(draft_ns: Option<u64>) -> Rig {
+fn config() -> EngineConfig {
     let mut config = EngineConfig::paged(2000, 16, 300, 24);
     config.max_num_seqs = 2;
     config.table_rows = 2;
     config.tokenizer_vocab_size = 21;
     config.max_logit_rows = 32;
     config.eos_ids = Vec::new();
+    config
+}
+
+fn rig(draft_ns: Option<u64>) -> Rig {
+    let mut config = config();
     if draft_ns.is_some() {
         let mut component = config.components[0].clone();
         component.name = "draft".into();
@@ -58,4 +64,19 @@ fn turns_without_guesses_are_planned_ahead() {
     assert_eq!(same, texts);
     assert!(n_turns * 2 < n_plain, "its guesses are used: {n_turns} turns against {n_plain}");
     assert!(cheap.n_ahead * 10 < n_turns, "{} of {n_turns} turns planned ahead", cheap.n_ahead);
+}
+
+#[test]
+fn where_nothing_is_found_nobody_looks() {
+    let [(texts, ..), (same, n_turns, n_ahead)] = [None, Some(12)].map(|ngram| {
+        let mut config = config();
+        // Nothing comes twice in a text that goes on by its history.
+        config.speculation = ngram.map(|ngram| SpeculationConfig { draft_max: 4, ngram, branches: 0 });
+        let mut rig = Rig::new(config);
+        rig.plans_ahead = true;
+        let (texts, n_turns) = run(&mut rig);
+        (texts, n_turns, rig.n_ahead)
+    });
+    assert_eq!(same, texts);
+    assert!(n_ahead * 100 >= n_turns * 92, "{n_ahead} of {n_turns} turns planned ahead");
 }
