@@ -263,6 +263,8 @@ typedef struct ts_queue ts_queue;
 
 #define TS_REASON_BYTES 192
 
+#define TS_MORE_PACKS 7
+
 #define TS_SEGMENT_EAGER 0
 
 #define TS_SEGMENT_CAPTURED 1
@@ -394,6 +396,14 @@ typedef struct ts_op {
     struct ts_str label;
 } ts_op;
 
+// An operand that the backend wants pre-packed at load.
+typedef struct ts_pack {
+    uint32_t operand;
+    // As `ts_support::pack_layout`.
+    uint32_t layout;
+    uint64_t bytes;
+} ts_pack;
+
 // Answer of `op_support` for one concrete op. Offsets and bindings of the operands are not yet set when it is asked.
 typedef struct ts_support {
     uint32_t struct_size;
@@ -414,7 +424,11 @@ typedef struct ts_support {
     char reason[TS_REASON_BYTES];
     // `TS_ROUNDING_*`: what the op may round, which decides how near its result has to be.
     uint32_t rounding;
-    uint32_t reserved;
+    // Entries of `more_packs`. A host whose struct ends before them packs the first operand alone, so such an answer is no
+    // answer for it.
+    uint32_t n_more_packs;
+    // Operands to be packed beside `pack_operand`, each another one.
+    struct ts_pack more_packs[TS_MORE_PACKS];
 } ts_support;
 
 // Capacities a program is prepared for.

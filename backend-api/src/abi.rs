@@ -349,6 +349,17 @@ pub const TS_ROUNDING_FP8: u32 = 2;
 pub const TS_NO_OPERAND: u32 = 0xffff_ffff;
 pub const TS_IMPL_NAME_BYTES: usize = 64;
 pub const TS_REASON_BYTES: usize = 192;
+pub const TS_MORE_PACKS: usize = 7;
+
+/// An operand that the backend wants pre-packed at load.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ts_pack {
+    pub operand: u32,
+    /// As `ts_support::pack_layout`.
+    pub layout: u32,
+    pub bytes: u64,
+}
 
 /// Answer of `op_support` for one concrete op. Offsets and bindings of the operands are not yet set when it is asked.
 #[repr(C)]
@@ -372,7 +383,11 @@ pub struct ts_support {
     pub reason: [c_char; TS_REASON_BYTES],
     /// `TS_ROUNDING_*`: what the op may round, which decides how near its result has to be.
     pub rounding: u32,
-    pub reserved: u32,
+    /// Entries of `more_packs`. A host whose struct ends before them packs the first operand alone, so such an answer is no
+    /// answer for it.
+    pub n_more_packs: u32,
+    /// Operands to be packed beside `pack_operand`, each another one.
+    pub more_packs: [ts_pack; TS_MORE_PACKS],
 }
 
 /// Capacities a program is prepared for.

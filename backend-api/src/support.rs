@@ -49,6 +49,9 @@ pub struct Pack {
     pub bytes: u64,
 }
 
+/// Most operands of an op that can be packed.
+pub const PACKS: usize = 1 + TS_MORE_PACKS;
+
 /// Answer for one concrete op.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Support {
@@ -68,8 +71,8 @@ pub struct Support {
     pub workspace_bytes: u64,
     /// Estimated nanoseconds at the full shape; `None` = unknown.
     pub cost_ns: Option<u64>,
-    /// Wish to pack an operand at load.
-    pub pack: Option<Pack>,
+    /// Operands to pack at load, each named once; at most [`PACKS`].
+    pub packs: Vec<Pack>,
 }
 
 impl Support {
@@ -84,7 +87,7 @@ impl Support {
             rounding: Rounding::F32,
             workspace_bytes: 0,
             cost_ns: None,
-            pack: None,
+            packs: Vec::new(),
         }
     }
 
@@ -109,16 +112,30 @@ impl Support {
         s.rounding = self.rounding as u32;
         s.workspace_bytes = self.workspace_bytes;
         s.cost_ns = self.cost_ns.unwrap_or(0);
+        assert!(self.packs.len() <= PACKS, "{} operands to pack, {PACKS} fit", self.packs.len());
+        let (first, more) = self.packs.split_first().map_or((None, &[][..]), |(first, more)| (Some(first), more));
         (s.pack_operand, s.pack_layout, s.pack_bytes) =
-            self.pack.map_or((TS_NO_OPERAND, 0, 0), |p| (p.operand, p.layout, p.bytes));
+            first.map_or((TS_NO_OPERAND, 0, 0), |p| (p.operand, p.layout, p.bytes));
+        s.n_more_packs = more.len() as u32;
+        for (to, p) in s.more_packs.iter_mut().zip(more) {
+            *to = ts_pack { operand: p.operand, layout: p.layout, bytes: p.bytes };
+        }
         sized::text_to(&mut s.implementation, &self.implementation);
         sized::text_to(&mut s.reason, &self.reason);
         s
     }
 
-    /// From the C struct. An answer this version does not know counts as no.
+    /// Whether a C struct of so many bytes, the caller's, can hold the answer.
+    pub(crate) fn fits(&self, struct_size: u32) -> bool {
+        self.packs.len() <= 1 || struct_size as usize >= size_of::<ts_support>()
+    }
+
+    /// From the C struct. An answer this version does not know counts as no, and so does one that asks for more packing than it knows.
     pub fn from_abi(s: &ts_support) -> Self {
         let (answer, unknown) = match s.answer {
+            _ if s.n_more_packs as usize > TS_MORE_PACKS => {
+                (Answer::No, Some(format!("the backend asks to pack {} operands", 1 + u64::from(s.n_more_packs))))
+            }
             TS_SUPPORT_YES => (Answer::Yes, None),
             TS_SUPPORT_YES_SLOW => (Answer::YesSlow, None),
             TS_SUPPORT_NO => (Answer::No, None),
@@ -130,7 +147,12 @@ impl Support {
             _ => Determinism::None,
         };
         // Zero-filled structs of C plugins mean "no packing" too: layout 0 is the canonical layout.
-        let packs = s.pack_operand != TS_NO_OPERAND && s.pack_layout != 0;
+        let mut packs = Vec::new();
+        if s.pack_operand != TS_NO_OPERAND && s.pack_layout != 0 {
+            packs.push(Pack { operand: s.pack_operand, layout: s.pack_layout, bytes: s.pack_bytes });
+        }
+        let more = s.more_packs.iter().take(s.n_more_packs as usize);
+        packs.extend(more.map(|p| Pack { operand: p.operand, layout: p.layout, bytes: p.bytes }));
         Self {
             answer,
             implementation: sized::text_from(&s.implementation),
@@ -145,7 +167,7 @@ impl Support {
             },
             workspace_bytes: s.workspace_bytes,
             cost_ns: (s.cost_ns != 0).then_some(s.cost_ns),
-            pack: packs.then_some(Pack { operand: s.pack_operand, layout: s.pack_layout, bytes: s.pack_bytes }),
+            packs,
         }
     }
 }
@@ -157,14 +179,35 @@ mod tests {
     #[test]
     fn round_trip() {
         let mut yes = Support::yes("gemm_avx2");
-        yes.pack = Some(Pack { operand: 1, layout: 3, bytes: 640 });
         yes.cost_ns = Some(12);
+        for operand in 1..=PACKS as u32 {
+            yes.packs.push(Pack { operand, layout: 3 * operand, bytes: 640 });
+            assert_eq!(Support::from_abi(&yes.to_abi()), yes);
+        }
         for rounding in [Rounding::F32, Rounding::Bf16, Rounding::Fp8] {
             yes.rounding = rounding;
             assert_eq!(Support::from_abi(&yes.to_abi()), yes);
         }
         let no = Support::no("K = 33 is not a multiple of 32");
         assert_eq!(Support::from_abi(&no.to_abi()), no);
+    }
+
+    #[test]
+    fn a_host_that_knows_one_operand_gets_no_answer_for_two() {
+        let (old, new) = (std::mem::offset_of!(ts_support, more_packs) as u32, size_of::<ts_support>() as u32);
+        let mut yes = Support::yes("x");
+        let pack = Pack { operand: 1, layout: 3, bytes: 640 };
+        yes.packs.push(pack);
+        assert!(yes.fits(old));
+        yes.packs.push(Pack { operand: 2, ..pack });
+        assert!(!yes.fits(old) && yes.fits(new));
+    }
+
+    #[test]
+    fn more_packing_than_known_is_no() {
+        let mut s = Support::yes("x").to_abi();
+        s.n_more_packs = TS_MORE_PACKS as u32 + 1;
+        assert!(!Support::from_abi(&s).is_supported());
     }
 
     #[test]

@@ -42,9 +42,10 @@ fn layouts() -> Layouts {
         ts_op {
             struct_size, kind, version, n_operands, operands, attrs_i, attrs_f, workspace_offset, workspace_bytes, label,
         }
+        ts_pack { operand, layout, bytes }
         ts_support {
             struct_size, answer, capture_safe, determinism, workspace_bytes, cost_ns, pack_operand, pack_layout,
-            pack_bytes, implementation, reason, rounding, reserved,
+            pack_bytes, implementation, reason, rounding, n_more_packs, more_packs,
         }
         ts_bucket { struct_size, max_tokens, max_rows, max_logit_rows }
         ts_program_desc { struct_size, n_ops, ops, n_bindings, reserved, bindings, bucket }

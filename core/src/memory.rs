@@ -168,3 +168,58 @@ fn parts(graphs: &[&Graph], lowered: &[Lowered]) -> MemoryPlan {
 pub fn weight_bytes(spec: &WeightSpec) -> u64 {
     spec.dtype.bytes(spec.dims.iter().product()).expect("the reader checked whole blocks")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokenspeed_backend_api::{
+        dtype::DType,
+        graph::{GraphOp, Vary},
+        op::{Attrs, OpKind},
+        support::Pack,
+    };
+
+    /// An op whose two matrices are packed, and another of one of them.
+    #[test]
+    fn every_operand_to_pack_has_a_place_and_is_there_once() {
+        let mut graph = Graph::default();
+        let mut value = |name: &str, inner| graph.value(name, Vary::Tokens, &[inner], DType::F32);
+        let [r, h, y, again] = [("r", 32), ("h", 64), ("y", 16), ("again", 16)].map(|(name, inner)| value(name, inner));
+        let norm = graph.weight("norm", &[32], DType::F32);
+        let [up, down] = [("up", 32), ("down", 64)].map(|(name, k)| graph.weight(name, &[16, k], DType::BF16));
+        let op = |kind, operands: &[_]| GraphOp {
+            kind,
+            attrs: Attrs::default(),
+            operands: operands.to_vec(),
+            label: String::new(),
+        };
+        graph.ops = vec![op(OpKind::MoeOutput, &[r, norm, up, h, down, y]), op(OpKind::Gemm, &[r, up, again])];
+        let capacity = Capacity {
+            tokens: 4,
+            rows: 1,
+            logit_rows: 1,
+            table_rows: 1,
+            blocks_per_row: 1,
+            block_tokens: 64,
+            blocks: 2,
+            states: 1,
+        };
+        let packed = |operand, bytes| Pack { operand, layout: 3, bytes };
+        let mut support = |op: &OpDesc, _: &str| {
+            let mut support = Support::yes("packs");
+            support.packs = match op.kind {
+                OpKind::MoeOutput => vec![packed(4, 1200), packed(2, 600)],
+                _ => vec![packed(1, 600)],
+            };
+            support
+        };
+        let lowered = lower(&graph, capacity, 64, &mut support).expect("both are there");
+        let forms: Vec<_> = lowered.weight_uses.iter().map(|used| (used.weight, used.pack)).collect();
+        assert_eq!(forms, [(0, None), (1, Some(packed(2, 600))), (2, Some(packed(4, 1200)))]);
+        let layouts: Vec<u32> = lowered.ops[0].desc.operands.iter().map(|t| t.layout).collect();
+        assert_eq!(layouts, [0, 0, 3, 0, 3, 0]);
+        assert_eq!((&lowered.ops[1].weights[..], lowered.ops[1].desc.operands[1].layout), (&[(1, 1)][..], 3));
+        let plan = parts(&[&graph], &[lowered]);
+        assert_eq!((plan.weight_bytes, plan.packed_bytes), (4 * 32, 1800));
+    }
+}

@@ -441,11 +441,15 @@ impl DeviceMonitor {
             entry!(t, op_support)(self.0.raw, &raw const raw, &raw mut answer, e)
         })?;
         let support = Support::from_abi(&answer);
-        if let Some(pack) = support.pack.filter(|_| support.is_supported()) {
+        for (i, pack) in support.packs.iter().enumerate().filter(|_| support.is_supported()) {
             let bad = if self.0.loaded.table.op_pack.is_none() {
                 Some("there is no op_pack entry".to_owned())
             } else if pack.operand as usize >= op.operands.len() {
                 Some(format!("the op has {} operands", op.operands.len()))
+            } else if pack.layout == 0 {
+                Some("its layout is 0".to_owned())
+            } else if support.packs[..i].iter().any(|p| p.operand == pack.operand) {
+                Some("did so before".to_owned())
             } else {
                 None
             };

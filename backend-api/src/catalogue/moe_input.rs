@@ -88,6 +88,9 @@ fn cases(seed: u64) -> Vec<Case> {
         (DType::Q8_0, 5, 32, [8, 32, 40], 25.0),
         (DType::BF16, 18, 80, [70, 16, 112], 25.0),
         (DType::F32, 33, 128, [64, 128, 64], 4.0),
+        // Wide enough for factors that are quantised.
+        (DType::Q8_0, 5, 288, [10, 144, 160], 25.0),
+        (DType::BF16, 18, 160, [70, 176, 144], 25.0),
     ];
     for (dtype, t, k, [e, l, s], linear) in shapes {
         let name = format!("{dtype} T={t} K={k} E={e} L={l} S={s} linear={linear}");

@@ -111,6 +111,9 @@ fn cases(seed: u64) -> Vec<Case> {
         (DType::Q8_0, 5, [32, 64, 40], 1, 1e-5, 1.0),
         (DType::BF16, 18, [80, 48, 112], 1, 1e-5, 0.003),
         (DType::F32, 33, [128, 64, 80], 1, 0.1, 1.0),
+        // Wide enough for factors that are quantised.
+        (DType::Q8_0, 5, [288, 160, 144], 0, 1e-5, 1.0),
+        (DType::BF16, 18, [160, 288, 176], 1, 1e-5, 0.003),
     ];
     for (dtype, t, [l, s, n], residual, eps, scale) in shapes {
         let name = format!("{dtype} T={t} L={l} S={s} N={n} residual={residual} eps={eps} scale={scale}");

@@ -228,7 +228,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// Allocate, bind, and pack the operand that wants packing.
+    /// Allocate, bind, and pack the operands that want packing.
     fn new(
         session: &Session<'_>,
         placed: &Placed,
@@ -251,13 +251,13 @@ impl Bench {
         ] {
             bindings.bind_all(slot, &session.device.arena_alloc(kind, 64)?);
         }
-        if let Some(pack) = support.pack {
+        for (slot, pack) in (TS_BIND_WEIGHTS..).zip(&support.packs) {
             let packed = session.device.arena_alloc(ArenaKind::Weights, pack.bytes)?;
             let source = &case.operands[pack.operand as usize].bytes;
             session.device.op_pack(op, pack.operand, source, &packed, 0, pack.bytes)?;
-            bindings.bind_all(TS_BIND_WEIGHTS, &packed);
+            bindings.bind_all(slot, &packed);
             let operand = &mut op.operands[pack.operand as usize];
-            (operand.binding, operand.offset, operand.layout) = (TS_BIND_WEIGHTS, 0, pack.layout);
+            (operand.binding, operand.offset, operand.layout) = (slot, 0, pack.layout);
         }
         Ok(Self { arena, step_arena, bindings, image: placed.image.clone(), step })
     }

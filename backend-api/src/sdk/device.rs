@@ -5,7 +5,11 @@
 
 use super::{bind::Bindings, fault::Fault, op_view::OpView, services::HostServices, tensor::Tensor};
 use crate::step::StepView;
-use crate::{abi::*, graph::Vary, support::Support};
+use crate::{
+    abi::*,
+    graph::Vary,
+    support::{PACKS, Pack, Support},
+};
 
 /// What a backend says about itself.
 #[derive(Clone, Copy, Debug)]
@@ -269,10 +273,14 @@ pub trait DeviceImpl: Send + Sync + Sized + 'static {
 /// `support` after the rules that hold for every backend.
 pub(crate) fn checked_support<D: DeviceImpl>(device: &D, op: &OpView<'_>) -> Result<Support, Fault> {
     let support = device.support(op);
-    if let Some(pack) = support.pack.filter(|_| support.is_supported())
-        && (!D::PACKS || pack.layout == 0 || pack.operand as usize >= op.n_operands())
-    {
-        return Err(Fault::internal(format!("{}: asks for impossible packing {pack:?}", op.kind())));
+    let packs = &support.packs;
+    let possible = |(i, p): (usize, &Pack)| {
+        let known = p.layout != 0 && (p.operand as usize) < op.n_operands();
+        known && packs[..i].iter().all(|before| before.operand != p.operand)
+    };
+    let wanted = support.is_supported() && !packs.is_empty();
+    if wanted && (!D::PACKS || packs.len() > PACKS || !packs.iter().enumerate().all(possible)) {
+        return Err(Fault::internal(format!("{}: asks for impossible packing {packs:?}", op.kind())));
     }
     Ok(support)
 }

@@ -498,8 +498,13 @@ pub(super) unsafe extern "C" fn op_support<B: BackendImpl>(
         guard(error, || {
             let cell = get::<Dev<B>, _>(device, "device")?;
             // What this version does not know is refused, not an error: the host then expands it.
+            let room = if support.is_null() { 0 } else { (*support).struct_size };
             let answer = match OpView::from_abi(op) {
-                Ok(op) => checked_support(&cell.device, &op)?,
+                Ok(op) => match checked_support(&cell.device, &op)? {
+                    answer if answer.fits(room) => answer,
+                    // An older host would pack the first operand alone.
+                    _ => Support::no("wants several operands packed, of which this host knows nothing"),
+                },
                 Err(fault) if fault.code == TS_ERR_UNSUPPORTED => Support::no(fault.message),
                 Err(fault) => return Err(fault),
             };

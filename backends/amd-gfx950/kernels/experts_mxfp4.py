@@ -229,6 +229,16 @@ def walk(x, xs, ox, mine, oxs, w, s, ow, os, steps, FP8: gl.constexpr, BM: gl.co
 
 
 @gluon.jit
+def inputs(tiles, order, p, each, K, SORTED: gl.constexpr, FP8: gl.constexpr, BM: gl.constexpr):
+    """Where the first step of a tile's rows of K values lies, which of them are there, and where their scales lie; a row is the input of
+    `each` routes."""
+    come: gl.constexpr = coming(FP8, BM, gl.num_warps())
+    route, mine = routes_of(tiles, order, p, 0, SORTED, BM, gl.SliceLayout(1, come))
+    ox = (route // each)[:, None] * K + gl.arange(0, STEP, layout=gl.SliceLayout(0, come))[None, :]
+    return ox, mine[:, None], scale_places(tiles, order, p, each, K // GROUP, SORTED, FP8, BM)
+
+
+@gluon.jit
 def up(step, count_word, count_fixed, x, xs, ids, slots, w1, w3, s1, s3, tiles, order, h, hs, k, N, K, KB, ldi, pitch1, pitch3, spitch1,
        spitch3, act, beta, linear, SORTED: gl.constexpr, FP8: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, RING: gl.constexpr):
     """h[route, n] = act(w1 x, w3 x) of rows x [tokens, K]; grid (N / BN, tiles or more), BN = 16 per wave. K = 2 KB is a multiple of
@@ -238,14 +248,11 @@ def up(step, count_word, count_fixed, x, xs, ids, slots, w1, w3, s1, s3, tiles, 
     if gl.program_id(1) < n:
         p, block = share_of(n, N // BN, SORTED)
         mfma: gl.constexpr = results(FP8, gl.num_warps())
-        come: gl.constexpr = coming(FP8, BM, gl.num_warps())
         slot = stack_of(tiles, ids, slots, p, k, ldi, SORTED)
         first = block * BN
         ow, os = places(first, KB, K // GROUP, FP8, BN)
-        route, mine = routes_of(tiles, order, p, 0, SORTED, BM, gl.SliceLayout(1, come))
-        ox = (route // k)[:, None] * K + gl.arange(0, STEP, layout=gl.SliceLayout(0, come))[None, :]
-        oxs = scale_places(tiles, order, p, k, K // GROUP, SORTED, FP8, BM)
-        accs = walk(x, xs, ox, mine[:, None], oxs, (w1 + slot * pitch1, w3 + slot * pitch3),
+        ox, mine, oxs = inputs(tiles, order, p, k, K, SORTED, FP8, BM)
+        accs = walk(x, xs, ox, mine, oxs, (w1 + slot * pitch1, w3 + slot * pitch3),
                     (s1 + slot * spitch1, s3 + slot * spitch3), ow, os, K // STEP, FP8, BM, BN, RING, 2)
         PM: gl.constexpr = min(BM, 32)
         flat: gl.constexpr = gl.BlockedLayout([1, 1], [64, 1], [gl.num_warps(), 1], [1, 0])
@@ -257,11 +264,11 @@ def up(step, count_word, count_fixed, x, xs, ids, slots, w1, w3, s1, s3, tiles, 
                 wide = gl.reshape(gl.expand_dims(scale, 2).broadcast_to(PM, BN // GROUP, GROUP), [PM, BN])
                 value = value * inverse_of(gl.convert_layout(wide, mfma))
                 groups = first // GROUP + gl.arange(0, BN // GROUP, layout=gl.SliceLayout(0, flat))
-                route, mine = routes_of(tiles, order, p, i * PM, SORTED, PM, gl.SliceLayout(1, flat))
+                route, there = routes_of(tiles, order, p, i * PM, SORTED, PM, gl.SliceLayout(1, flat))
                 gl.store(hs + route.to(gl.int64)[:, None] * (N // GROUP) + groups[None, :],
-                         gl.convert_layout(scale, flat).to(gl.uint8), mask=mine[:, None])
-            route, mine = routes_of(tiles, order, p, i * PM, SORTED, PM, gl.SliceLayout(1, mfma))
-            gl.store(h + route.to(gl.int64)[:, None] * N + columns[None, :], value.to(h.dtype.element_ty), mask=mine[:, None])
+                         gl.convert_layout(scale, flat).to(gl.uint8), mask=there[:, None])
+            route, there = routes_of(tiles, order, p, i * PM, SORTED, PM, gl.SliceLayout(1, mfma))
+            gl.store(h + route.to(gl.int64)[:, None] * N + columns[None, :], value.to(h.dtype.element_ty), mask=there[:, None])
 
 
 @gluon.jit
@@ -273,16 +280,13 @@ def down(step, count_word, count_fixed, h, hs, ids, slots, w2, s2, tiles, order,
     if gl.program_id(1) < n:
         p, block = share_of(n, width // BN, SORTED)
         mfma: gl.constexpr = results(FP8, gl.num_warps())
-        come: gl.constexpr = coming(FP8, BM, gl.num_warps())
         slot = stack_of(tiles, ids, slots, p, k, ldi, SORTED)
         c = block * BN
         ow, os = places(first + c, NB, N // GROUP, FP8, BN)
-        route, mine = routes_of(tiles, order, p, 0, SORTED, BM, gl.SliceLayout(1, come))
-        ox = route[:, None] * N + gl.arange(0, STEP, layout=gl.SliceLayout(0, come))[None, :]
-        oxs = scale_places(tiles, order, p, 1, N // GROUP, SORTED, FP8, BM)
-        accs = walk(h, hs, ox, mine[:, None], oxs, (w2 + slot * pitch,), (s2 + slot * spitch,), ow, os, N // STEP, FP8, BM, BN, RING, 1)
+        ox, mine, oxs = inputs(tiles, order, p, 1, N, SORTED, FP8, BM)
+        accs = walk(h, hs, ox, mine, oxs, (w2 + slot * pitch,), (s2 + slot * spitch,), ow, os, N // STEP, FP8, BM, BN, RING, 1)
         PM: gl.constexpr = min(BM, 32)
         columns = c + gl.arange(0, BN, layout=gl.SliceLayout(0, mfma))
         for i in gl.static_range(BM // PM):
-            route, mine = routes_of(tiles, order, p, i * PM, SORTED, PM, gl.SliceLayout(1, mfma))
-            gl.store(o + route.to(gl.int64)[:, None] * width + columns[None, :], accs[i].to(gl.bfloat16), mask=mine[:, None])
+            route, there = routes_of(tiles, order, p, i * PM, SORTED, PM, gl.SliceLayout(1, mfma))
+            gl.store(o + route.to(gl.int64)[:, None] * width + columns[None, :], accs[i].to(gl.bfloat16), mask=there[:, None])

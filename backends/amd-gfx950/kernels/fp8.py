@@ -30,6 +30,14 @@ def inverse_of(scale):
 
 
 @triton.jit
+def put(v, y, s, t, g, c, D, inside):
+    """Stores values v of row t in groups g and columns c, `inside` telling which groups are there, and their scales."""
+    scale = scale_of(tl.max(tl.abs(v), 1))
+    tl.store(s + t.to(tl.int64) * (D // GROUP) + g, scale.to(tl.uint8), mask=inside)
+    tl.store(y + t.to(tl.int64) * D + c, (v * inverse_of(scale)[:, None]).to(tl.float8e4nv), mask=inside[:, None])
+
+
+@triton.jit
 def quantise(step, count_word, count_fixed, x, y, s, D, ldx, B: tl.constexpr):
     """y[t] = x[t] / its groups' scales in e4m3, s[t] the scales; D a multiple of 32; grid (rows, ceil(D / B))."""
     t = tl.program_id(0)
@@ -38,6 +46,4 @@ def quantise(step, count_word, count_fixed, x, y, s, D, ldx, B: tl.constexpr):
         c = g[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
         inside = g < D // GROUP
         v = tl.load(x + t.to(tl.int64) * ldx + c, mask=inside[:, None], other=0.0)
-        scale = scale_of(tl.max(tl.abs(v), 1))
-        tl.store(s + t.to(tl.int64) * (D // GROUP) + g, scale.to(tl.uint8), mask=inside)
-        tl.store(y + t.to(tl.int64) * D + c, (v * inverse_of(scale)[:, None]).to(tl.float8e4nv), mask=inside[:, None])
+        put(v, y, s, t, g, c, D, inside)

@@ -15,6 +15,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.amd import cdna4, hint
 
+from parts import of, place
+
 # Values of K per step.
 STEP = gl.constexpr(64)
 # Rows and columns of a tile.
@@ -22,8 +24,8 @@ TILE = gl.constexpr(16)
 
 
 @gluon.constexpr_function
-def mfma_of():
-    return gl.amd.AMDMFMALayout(version=4, instr_shape=[16, 16, 32], transposed=True, warps_per_cta=[1, 1])
+def mfma_of(warps):
+    return gl.amd.AMDMFMALayout(version=4, instr_shape=[16, 16, 32], transposed=True, warps_per_cta=[1, warps])
 
 
 @gluon.jit
@@ -35,12 +37,13 @@ def fetch(x, w, ox, ow, mine, there, kx, kw, at, K):
 
 @gluon.jit
 def product(x, w, rows, first, M, N, K, ldx, ldw, RING: gl.constexpr):
-    """Sums of 16 rows from `rows` on and 16 columns from `first` on."""
-    mfma: gl.constexpr = mfma_of()
+    """Sums of 16 rows from `rows` on and 16 columns a wave from `first` on."""
+    mfma: gl.constexpr = mfma_of(gl.num_warps())
     left: gl.constexpr = gl.DotOperandLayout(0, mfma, 8)
     right: gl.constexpr = gl.DotOperandLayout(1, mfma, 8)
     r = gl.arange(0, TILE, layout=gl.SliceLayout(1, left))
-    n = gl.arange(0, TILE, layout=gl.SliceLayout(0, right))
+    columns: gl.constexpr = TILE * gl.num_warps()
+    n = gl.arange(0, columns, layout=gl.SliceLayout(0, right))
     kx = gl.arange(0, STEP, layout=gl.SliceLayout(0, left))
     kw = gl.arange(0, STEP, layout=gl.SliceLayout(1, right))
     px = x + rows.to(gl.int64) * ldx
@@ -53,7 +56,7 @@ def product(x, w, rows, first, M, N, K, ldx, ldw, RING: gl.constexpr):
     for j in gl.static_range(RING):
         ring = ring + fetch(px, pw, ox, ow, mine, there, kx, kw, j, K)
         hint.sched_barrier()
-    acc = gl.zeros([TILE, TILE], gl.float32, mfma)
+    acc = gl.zeros([TILE, columns], gl.float32, mfma)
     for start in range(0, K, RING * STEP):
         fresh = ()
         for j in gl.static_range(RING):
@@ -69,7 +72,7 @@ def product(x, w, rows, first, M, N, K, ldx, ldw, RING: gl.constexpr):
 def finish(acc, bias, before, total, y, rows, first, M, N, ldb, ldt, ldy, keep, BIAS: gl.constexpr, ADD: gl.constexpr):
     """Stores sums; with ADD also `before` plus them in `total`, and the sums themselves only if `keep` is 1."""
     layout: gl.constexpr = acc.type.layout
-    n = first + gl.arange(0, TILE, layout=gl.SliceLayout(0, layout))
+    n = first + gl.arange(0, acc.shape[1], layout=gl.SliceLayout(0, layout))
     m = rows + gl.arange(0, TILE, layout=gl.SliceLayout(1, layout))
     inside = (m < M)[:, None] & (n < N)[None, :]
     if BIAS:
@@ -98,24 +101,6 @@ def linear(step, count_word, count_fixed, x, w, bias, before, total, y, N, K, ld
 
 
 @gluon.jit
-def of(tile, e0, e1, e2, e3, e4, a0, a1, a2, a3, a4, a5):
-    """The one of six whose tiles, which end at e0 to e4, hold `tile`."""
-    late = gl.where(tile < e3, a3, gl.where(tile < e4, a4, a5))
-    return gl.where(tile < e0, a0, gl.where(tile < e1, a1, gl.where(tile < e2, a2, late)))
-
-
-@gluon.jit
-def place(tile, n0, n1, n2, n3, n4):
-    """Where the tiles of the first five of six end, and where those begin that `tile` is one of."""
-    e0 = (n0 + TILE - 1) // TILE
-    e1 = e0 + (n1 + TILE - 1) // TILE
-    e2 = e1 + (n2 + TILE - 1) // TILE
-    e3 = e2 + (n3 + TILE - 1) // TILE
-    e4 = e3 + (n4 + TILE - 1) // TILE
-    return e0, e1, e2, e3, e4, of(tile, e0, e1, e2, e3, e4, e0 * 0, e0, e1, e2, e3, e4)
-
-
-@gluon.jit
 def several(step, count_word, count_fixed, x, w0, w1, w2, w3, w4, w5, y0, y1, y2, y3, y4, y5, n0, n1, n2, n3, n4, n5, lw0, lw1, lw2,
             lw3, lw4, lw5, ly0, ly1, ly2, ly3, ly4, ly5, K, ldx, RING: gl.constexpr):
     """yi[M, ni] = x[M, K] . wi[ni, K]^T; grid (ceil(rows / 16), sum of ceil(ni / 16)), ni being 0 for those that are not there."""
@@ -123,7 +108,7 @@ def several(step, count_word, count_fixed, x, w0, w1, w2, w3, w4, w5, y0, y1, y2
     rows = gl.program_id(0) * TILE
     if rows < M:
         tile = gl.program_id(1)
-        e0, e1, e2, e3, e4, start = place(tile, n0, n1, n2, n3, n4)
+        e0, e1, e2, e3, e4, start = place(tile, n0, n1, n2, n3, n4, TILE)
         N = of(tile, e0, e1, e2, e3, e4, n0, n1, n2, n3, n4, n5)
         # What is chosen loses what is known of it: without the promises, weights come two bytes at a time.
         w = gl.multiple_of(of(tile, e0, e1, e2, e3, e4, w0, w1, w2, w3, w4, w5), 16)

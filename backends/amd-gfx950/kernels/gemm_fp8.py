@@ -20,6 +20,7 @@ from triton.experimental.gluon.language.amd import cdna4, hint
 import gemm_few
 from experts_mxfp4 import BEYOND, STEP
 from fp8 import GROUP, inverse_of, scale_of
+from parts import of, place
 
 # Rows of a tile of weights, and bytes of one.
 ROWS = gl.constexpr(16)
@@ -138,11 +139,11 @@ def several(step, count_word, count_fixed, x, xs, w0, w1, w2, w3, w4, w5, y0, y1
     rows = gl.program_id(0) * ROWS
     if rows < M:
         tile = gl.program_id(1)
-        e0, e1, e2, e3, e4, start = gemm_few.place(tile, n0, n1, n2, n3, n4)
-        N = gemm_few.of(tile, e0, e1, e2, e3, e4, n0, n1, n2, n3, n4, n5)
-        w = gl.multiple_of(gemm_few.of(tile, e0, e1, e2, e3, e4, w0, w1, w2, w3, w4, w5), 16)
-        y = gl.multiple_of(gemm_few.of(tile, e0, e1, e2, e3, e4, y0, y1, y2, y3, y4, y5), 16)
-        ldy = gemm_few.of(tile, e0, e1, e2, e3, e4, ly0, ly1, ly2, ly3, ly4, ly5)
+        e0, e1, e2, e3, e4, start = place(tile, n0, n1, n2, n3, n4, ROWS)
+        N = of(tile, e0, e1, e2, e3, e4, n0, n1, n2, n3, n4, n5)
+        w = gl.multiple_of(of(tile, e0, e1, e2, e3, e4, w0, w1, w2, w3, w4, w5), 16)
+        y = gl.multiple_of(of(tile, e0, e1, e2, e3, e4, y0, y1, y2, y3, y4, y5), 16)
+        ldy = of(tile, e0, e1, e2, e3, e4, ly0, ly1, ly2, ly3, ly4, ly5)
         first = (tile - start) * ROWS
         acc = product(x, xs, w, rows, first, M, N, K, KP, ldx, ROUNDED, RING)
         gemm_few.finish(acc, y, y, y, y, rows, first, M, N, ldy, ldy, ldy, 1, False, False)
@@ -160,6 +161,67 @@ def step_of(xs, oxs, there, K, w, ow, inside, at, steps, BM: gl.constexpr):
 
 
 @gluon.jit
+def buffers(BM: gl.constexpr):
+    """Two LDS buffers of a step of BM rows of e4m3. Rows of 8 chunks of 16 bytes, two of them across all banks: every other row permutes
+    them, so that a read meets no bank twice."""
+    shared: gl.constexpr = gl.SwizzledSharedLayout(16, 2, 8, [1, 0])
+    return gl.allocate_shared_memory(gl.float8e4nv, [2, BM, STEP], shared)
+
+
+@gluon.jit
+def sums(x, xs, w, lds, rows, first, M, N, K, KP, BM: gl.constexpr, BN: gl.constexpr, RING: gl.constexpr):
+    """Sums of BM rows from `rows` on and BN columns from `first` on, a tensor for every 32 rows; rows x [M, K] in e4m3 with scales
+    xs [M, K / 32] come through `lds`, of `buffers`."""
+    mfma: gl.constexpr = mfma_of(gl.num_warps())
+    left: gl.constexpr = gl.DotOperandLayout(0, mfma, 16)
+    right: gl.constexpr = gl.DotOperandLayout(1, mfma, 16)
+    come: gl.constexpr = gl.BlockedLayout([1, 16], [8, 8], [gl.num_warps(), 1], [1, 0])
+    ow = weights_at(first, KP, BN)
+    # Rows of the last tile of 16 are there, padded; tiles behind it are not.
+    inside = (first + gl.arange(0, BN, layout=gl.SliceLayout(0, right)) < (N + ROWS - 1) // ROWS * ROWS)[None, :]
+    r = gl.arange(0, BM, layout=gl.SliceLayout(1, come))
+    k = gl.arange(0, STEP, layout=gl.SliceLayout(0, come))
+    px = x + rows.to(gl.int64) * K
+    ox = r[:, None] * K + k[None, :]
+    mine = (rows + r < M)[:, None]
+    groups = K // GROUP
+    ps = xs + rows.to(gl.int64) * groups
+    oxs = ()
+    there = ()
+    accs = ()
+    scale: gl.constexpr = scales_of(32, gl.num_warps())
+    for i in gl.static_range(BM // 32):
+        m = i * 32 + gl.arange(0, 32, layout=gl.SliceLayout(1, scale))
+        oxs = oxs + (m[:, None] * groups + gl.arange(0, STEP // GROUP, layout=gl.SliceLayout(0, scale))[None, :],)
+        there = there + ((rows + m < M)[:, None],)
+        accs = accs + (gl.zeros([32, BN], gl.float32, mfma),)
+    steps = KP // STEP
+    ring = ()
+    for j in gl.static_range(RING):
+        ring = ring + (step_of(ps, oxs, there, K, w, ow, inside, j, steps, BM),)
+        hint.sched_barrier()
+    lds.index(0).store(cdna4.buffer_load(px, ox, mask=mine & (k < K)[None, :]))
+    for start in range(0, steps, RING):
+        fresh = ()
+        for j in gl.static_range(RING):
+            at = start + j
+            held = ring[j]
+            next = cdna4.buffer_load(px, ox + (at + 1) * STEP, mask=mine & (k + (at + 1) * STEP < K)[None, :])
+            done = ()
+            for i in gl.static_range(BM // 32):
+                a = lds.index(at & 1).slice(i * 32, 32, 0).load(left)
+                done = done + (cdna4.mfma_scaled(a, held[1 + i], "e4m3", held[0], None, "e4m3", accs[i]),)
+            accs = done
+            # Behind the last use of what was held, so that the new values may come into the same registers.
+            hint.sched_barrier()
+            fresh = fresh + (step_of(ps, oxs, there, K, w, ow, inside, at + RING, steps, BM),)
+            lds.index((at + 1) & 1).store(next)
+            hint.sched_barrier()
+        ring = fresh
+    return accs
+
+
+@gluon.jit
 def many(step, count_word, count_fixed, x, xs, w, bias, y, N, K, KP, ldy, BIAS: gl.constexpr, BM: gl.constexpr,
          BN: gl.constexpr, RING: gl.constexpr):
     """The same of rows x [M, K] in e4m3 with scales xs [M, K / 32]; grid (ceil(rows / BM), ceil(N / BN)), BM a multiple of 32, BN
@@ -167,61 +229,37 @@ def many(step, count_word, count_fixed, x, xs, w, bias, y, N, K, KP, ldy, BIAS: 
     M = gl.where(count_word == 0, count_fixed, gl.load(step + count_word))
     rows = gl.program_id(0) * BM
     if rows < M:
-        mfma: gl.constexpr = mfma_of(gl.num_warps())
-        left: gl.constexpr = gl.DotOperandLayout(0, mfma, 16)
-        right: gl.constexpr = gl.DotOperandLayout(1, mfma, 16)
-        come: gl.constexpr = gl.BlockedLayout([1, 16], [8, 8], [gl.num_warps(), 1], [1, 0])
         first = gl.program_id(1) * BN
-        ow = weights_at(first, KP, BN)
-        # Rows of the last tile of 16 are there, padded; tiles behind it are not.
-        inside = (first + gl.arange(0, BN, layout=gl.SliceLayout(0, right)) < (N + ROWS - 1) // ROWS * ROWS)[None, :]
-        r = gl.arange(0, BM, layout=gl.SliceLayout(1, come))
-        k = gl.arange(0, STEP, layout=gl.SliceLayout(0, come))
-        px = x + rows.to(gl.int64) * K
-        ox = r[:, None] * K + k[None, :]
-        mine = (rows + r < M)[:, None]
-        groups = K // GROUP
-        ps = xs + rows.to(gl.int64) * groups
-        oxs = ()
-        there = ()
-        accs = ()
-        scale: gl.constexpr = scales_of(32, gl.num_warps())
-        for i in gl.static_range(BM // 32):
-            m = i * 32 + gl.arange(0, 32, layout=gl.SliceLayout(1, scale))
-            oxs = oxs + (m[:, None] * groups + gl.arange(0, STEP // GROUP, layout=gl.SliceLayout(0, scale))[None, :],)
-            there = there + ((rows + m < M)[:, None],)
-            accs = accs + (gl.zeros([32, BN], gl.float32, mfma),)
-        steps = KP // STEP
-        ring = ()
-        for j in gl.static_range(RING):
-            ring = ring + (step_of(ps, oxs, there, K, w, ow, inside, j, steps, BM),)
-            hint.sched_barrier()
-        # Rows of 8 chunks of 16 bytes, two of them across all banks: every other row permutes them, so that a read meets no
-        # bank twice.
-        shared: gl.constexpr = gl.SwizzledSharedLayout(16, 2, 8, [1, 0])
-        buffers = gl.allocate_shared_memory(gl.float8e4nv, [2, BM, STEP], shared)
-        buffers.index(0).store(cdna4.buffer_load(px, ox, mask=mine & (k < K)[None, :]))
-        for start in range(0, steps, RING):
-            fresh = ()
-            for j in gl.static_range(RING):
-                at = start + j
-                held = ring[j]
-                next = cdna4.buffer_load(px, ox + (at + 1) * STEP, mask=mine & (k + (at + 1) * STEP < K)[None, :])
-                done = ()
-                for i in gl.static_range(BM // 32):
-                    a = buffers.index(at & 1).slice(i * 32, 32, 0).load(left)
-                    done = done + (cdna4.mfma_scaled(a, held[1 + i], "e4m3", held[0], None, "e4m3", accs[i]),)
-                accs = done
-                # Behind the last use of what was held, so that the new values may come into the same registers.
-                hint.sched_barrier()
-                fresh = fresh + (step_of(ps, oxs, there, K, w, ow, inside, at + RING, steps, BM),)
-                buffers.index((at + 1) & 1).store(next)
-                hint.sched_barrier()
-            ring = fresh
-        for i in gl.static_range(BM // 32):
-            acc = scaled(accs[i], w, first, N, KP, BN)
-            n = first + gl.arange(0, BN, layout=gl.SliceLayout(0, mfma))
-            m = rows + i * 32 + gl.arange(0, 32, layout=gl.SliceLayout(1, mfma))
-            if BIAS:
-                acc = acc + gl.load(bias + n, mask=n < N, other=0.0)[None, :]
-            gl.store(y + m.to(gl.int64)[:, None] * ldy + n[None, :], acc, mask=(m < M)[:, None] & (n < N)[None, :])
+        accs = sums(x, xs, w, buffers(BM), rows, first, M, N, K, KP, BM, BN, RING)
+        store(accs, w, bias, y, rows, first, M, N, KP, ldy, BIAS, BM, BN)
+
+
+@gluon.jit
+def store(accs, w, bias, y, rows, first, M, N, KP, ldy, BIAS: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr):
+    """Stores what `sums` made, scaled."""
+    mfma: gl.constexpr = mfma_of(gl.num_warps())
+    for i in gl.static_range(BM // 32):
+        acc = scaled(accs[i], w, first, N, KP, BN)
+        n = first + gl.arange(0, BN, layout=gl.SliceLayout(0, mfma))
+        m = rows + i * 32 + gl.arange(0, 32, layout=gl.SliceLayout(1, mfma))
+        if BIAS:
+            acc = acc + gl.load(bias + n, mask=n < N, other=0.0)[None, :]
+        gl.store(y + m.to(gl.int64)[:, None] * ldy + n[None, :], acc, mask=(m < M)[:, None] & (n < N)[None, :])
+
+
+@gluon.jit
+def several_many(step, count_word, count_fixed, x, xs, w0, w1, w2, w3, w4, w5, y0, y1, y2, y3, y4, y5, n0, n1, n2, n3, n4, n5, ly0, ly1,
+                 ly2, ly3, ly4, ly5, K, KP, BM: gl.constexpr, BN: gl.constexpr, RING: gl.constexpr):
+    """`several` in the tiles of `many`; grid (ceil(rows / BM), sum of ceil(ni / BN))."""
+    M = gl.where(count_word == 0, count_fixed, gl.load(step + count_word))
+    rows = gl.program_id(0) * BM
+    if rows < M:
+        tile = gl.program_id(1)
+        e0, e1, e2, e3, e4, start = place(tile, n0, n1, n2, n3, n4, BN)
+        N = of(tile, e0, e1, e2, e3, e4, n0, n1, n2, n3, n4, n5)
+        w = gl.multiple_of(of(tile, e0, e1, e2, e3, e4, w0, w1, w2, w3, w4, w5), 16)
+        y = gl.multiple_of(of(tile, e0, e1, e2, e3, e4, y0, y1, y2, y3, y4, y5), 16)
+        ldy = of(tile, e0, e1, e2, e3, e4, ly0, ly1, ly2, ly3, ly4, ly5)
+        first = (tile - start) * BN
+        accs = sums(x, xs, w, buffers(BM), rows, first, M, N, K, KP, BM, BN, RING)
+        store(accs, w, y, y, rows, first, M, N, KP, ldy, False, BM, BN)

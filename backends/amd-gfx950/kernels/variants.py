@@ -28,6 +28,7 @@ import mla_expand
 import mla_prefill
 import mla_split
 import moe_edges
+import moe_edges_fp8
 import paged
 import probe
 import rope
@@ -71,7 +72,7 @@ def elementwises():
         yield from promised(f"unary_{op}", elementwise.unary, [*COUNT, F32, F32, I32, I32, I32], {"OP": op, "B": 1024},
                             ["rows", "ceil(D/B)", "1"], ["x", "y", "D", "ldx", "ldy"])
     yield from promised("binary_situ_mul", elementwise.situ_mul, [*COUNT, F32, F32, F32, I32, I32, I32, I32, FLOAT, FLOAT],
-                        {"B": 1024}, ["rows", "ceil(D/B)", "1"], ["a", "b", "y", "D", "lda", "ldb", "ldy"])
+                        {"B": 1024}, ["rows", "ceil(D/B)", "1"], ["a", "b", "y", "D", "lda", "ldb", "ldy"], **EXACTLY)
     for op in ("add", "mul", "silu_mul", "sigmoid_mul"):
         yield from promised(f"binary_{op}", elementwise.binary, [*COUNT, F32, F32, F32, I32, I32, I32, I32],
                             {"OP": op, "B": 1024}, ["rows", "ceil(D/B)", "1"], ["a", "b", "y", "D", "lda", "ldb", "ldy"])
@@ -231,6 +232,15 @@ def linears():
         yield variant("shipped", f"linear_fp8_several{form}", gemm_fp8.several, [*COUNT, x, U8, *[FP8] * 6, *[F32] * 6] + [I32] * 15,
                       {"ROUNDED": done, "RING": 4 if done else 3}, grid,
                       ["x", *[f"w{i}" for i in range(6)], *outs, "K", "KP", "ldx"], warps=1)
+    # The same for larger programs, in the tiles that single products have there.
+    weights = [f"{k}{i}" for k in ("w", "lw") for i in range(6)]
+    for bm, bn in ((64, 16), (64, 64)):
+        yield variant("shipped", f"linear_several_bf16_bf16_{bm}x{bn}", gemm.several,
+                      [*COUNT, F32, *[BF16] * 6, *[F32] * 6] + [I32] * 20, {"EXACT": False, "BM": bm, "BN": bn, "BK": 64},
+                      ["ceil(rows/BM)", "sum(ceil(ni/BN))", "1"], ["x", *weights, *outs, "K", "ldx"], matrix_instr_nonkdim=16)
+    yield variant("shipped", "linear_fp8_several_64x32", gemm_fp8.several_many,
+                  [*COUNT, FP8, U8, *[FP8] * 6, *[F32] * 6] + [I32] * 14, {"BM": 64, "BN": 32, "RING": 2},
+                  ["ceil(rows/BM)", "sum(ceil(ni/BN))", "1"], ["x", *[f"w{i}" for i in range(6)], *outs, "K", "KP"], warps=2)
     for bias in (False, True):
         for bm, bn, warps in ((64, 32, 2), (128, 128, 4)):
             yield variant("shipped", f"linear_fp8_{bm}x{bn}{'_bias' if bias else ''}", gemm_fp8.many,
@@ -239,7 +249,7 @@ def linears():
 
 
 def moe_edge_products():
-    # Tiles, formats and the order of K are those of `linears`. No ragged siblings: their masks spill scalar registers.
+    # `situ` without contraction, so that it has the bits of `situ_mul` whatever its operands come from. Tiles, formats and the order of K are those of `linears`. No ragged siblings: their masks spill scalar registers.
     for w, exact, tiles in (("bf16", False, ((16, 16, 64), (16, 64, 64), (64, 16, 64), (64, 64, 64), (128, 128, 64))),
                             ("bf16", True, ((16, 64, 32), (64, 64, 32))), ("f32", True, ((16, 64, 32), (64, 64, 32)))):
         for bm, bn, bk in tiles:
@@ -250,12 +260,33 @@ def moe_edge_products():
                           [*COUNT, F32, *[PLAIN[w]] * 4, F32, F32, F32] + [I32] * 12 + [FLOAT, FLOAT], constants,
                           ["ceil(rows/BM)", "ceil(E/BN) + ceil(L/BN) + ceil(2*S/BN)", "1"],
                           ["x", "router", "down", "gate", "up", "logits", "z", "h", "L", "S", "K", "ldx", "ldr", "ldd", "ldg", "ldu", "ldz",
-                           "ldh"], **options)
+                           "ldh"], **options, **EXACTLY)
             yield variant("shipped", f"moe_output_{form}", moe_edges.out,
                           [*COUNT, F32, F32, PLAIN[w], F32, PLAIN[w], F32, F32] + [I32] * 10 + [FLOAT], constants,
                           ["ceil(rows/BM)", "ceil(N/BN)", "1"],
                           ["r", "norm", "up", "h", "down", "residual", "y", "N", "L", "S", "ldr", "ldu", "ldh", "ldd", "lde", "ldy"],
                           **options)
+
+
+def moe_edges_of_e4m3():
+    # Tiles and the order of K are those of e4m3 products in `linears`. No ragged siblings.
+    edges, weights = moe_edges_fp8, [FP8] * 3
+    inputs = [*COUNT, F32, FP8, U8, BF16, *weights, *[F32] * 3] + [I32] * 10 + [FLOAT] * 2
+    rows = ["x", "xq", "router", "down", "gate", "up", "logits", "z", "h", "K", "KP", "ldx", "ldr"]
+    yield variant("shipped", "moe_input_fp8_few", edges.into, inputs,
+                  {"RING": 4}, ["ceil(rows/16)", "ceil(S/16) + ceil(E/16) + ceil(L/16)", "1"],
+                  rows, warps=1, **EXACTLY)
+    yield variant("shipped", "moe_output_fp8_ready", edges.ready, [*COUNT, F32, F32, F32, FP8, U8, FP8, U8] + [I32] * 4 + [FLOAT],
+                  {"B": 4096}, ["rows", "1 + ceil(S/B)", "1"], ["r", "norm", "h", "rq", "hq", "L", "S", "ldr", "ldh"], warps=8)
+    products = [*COUNT, FP8, U8, FP8, U8, FP8, FP8, F32, F32] + [I32] * 8
+    promises = ["rq", "hq", "up", "down", "residual", "y", "L", "S", "LP", "SP", "lde", "ldy"]
+    yield variant("shipped", "moe_output_fp8_few", edges.out, products, {"RING": 4}, ["ceil(rows/16)", "ceil(N/16)", "1"], promises, warps=1)
+    for bm, bn, warps in ((64, 32, 2), (128, 128, 4)):
+        constants, router = {"BM": bm, "BN": bn, "RING": 2}, bm == 64
+        yield variant("shipped", f"moe_input_fp8_{bm}x{bn}", edges.into_many, inputs, {**constants, "ROUTER": router},
+                      ["ceil(rows/BM)", f"ceil(S/BN){' + BM/16*ceil(E/BN)' if router else ''} + ceil(L/BN)", "1"], rows, warps=warps, **EXACTLY)
+        yield variant("shipped", f"moe_output_fp8_{bm}x{bn}", edges.out_many, products, constants, ["ceil(rows/BM)", "ceil(N/BN)", "1"],
+                      promises, warps=warps)
 
 
 def pages():
@@ -466,6 +497,7 @@ LISTS = [
     mlas,
     linears,
     moe_edge_products,
+    moe_edges_of_e4m3,
     linear_attention,
     samples,
     probes,

@@ -184,11 +184,11 @@ impl HostDevice for CpuDevice {
         let name = name.unwrap_or_else(|| fast::kernel_name(self.level, op.kind(), weight.map(|w| w.dtype)));
         let mut support = Support::yes(name);
         support.workspace_bytes = fast::workspace_bytes(op.kind(), &desc.operands);
-        support.pack = weight.map(|w| Pack {
+        support.packs.extend(weight.map(|w| Pack {
             operand: 1,
             layout: fast::PACKED,
             bytes: gemm::packed_bytes(w.dtype, w.dims[0] as usize, w.dims[1] as usize) as u64,
-        });
+        }));
         support
     }
 

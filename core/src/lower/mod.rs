@@ -136,7 +136,7 @@ pub fn lower(
             let tensor = &mut desc.operands[i];
             match *reference {
                 Ref::Weight(weight) => {
-                    let pack = op.support.pack.filter(|p| p.operand as usize == i);
+                    let pack = op.support.packs.iter().find(|p| p.operand as usize == i).copied();
                     let known = weight_uses.iter().position(|u| {
                         u.weight == weight && u.pack.map(|p| (p.layout, p.bytes)) == pack.map(|p| (p.layout, p.bytes))
                     });

@@ -209,10 +209,24 @@ fn gemm(tokens: usize, n: u64, k: u64) -> Op {
     Op::new(OpKind::Gemm, &[(0, tokens)]).value(&[k]).weight(DType::BF16, &[n, k]).value(&[n])
 }
 
-/// The same with a weight that is quantised at load.
+/// A weight that is quantised at load.
+fn quantised_weight(op: Op, n: u64, k: u64) -> Op {
+    op.part(DType::BF16, &[n, k], (n * k + 4 * n) as f64)
+}
+
 fn gemm_fp8(tokens: usize, n: u64, k: u64) -> Op {
-    let weight = (n * k + 4 * n) as f64;
-    Op::new(OpKind::Gemm, &[(0, tokens)]).value(&[k]).part(DType::BF16, &[n, k], weight).value(&[n])
+    quantised_weight(Op::new(OpKind::Gemm, &[(0, tokens)]).value(&[k]), n, k).value(&[n])
+}
+
+/// `moe_input` and `moe_output` with such weights but for the router's.
+fn moe_fp8(tokens: usize) -> [Op; 2] {
+    let input = Op::new(OpKind::MoeInput, &[(0, tokens)]).attrs(&[], &[4.0, 25.0]).value(&[HIDDEN]);
+    let input = input.weight(DType::BF16, &[EXPERTS, HIDDEN]);
+    let input = [LATENT, SHARED, SHARED].into_iter().fold(input, |op, n| quantised_weight(op, n, HIDDEN));
+    let output =
+        Op::new(OpKind::MoeOutput, &[(0, tokens)]).attrs(&[1], &[1e-5]).value(&[LATENT]).weight(DType::F32, &[LATENT]);
+    let output = quantised_weight(quantised_weight(output, HIDDEN, LATENT).value(&[SHARED]), HIDDEN, SHARED);
+    [input.value(&[EXPERTS]).value(&[LATENT]).value(&[SHARED]), output.value(&[HIDDEN]).value(&[HIDDEN])]
 }
 
 /// Columns of the shared experts.
@@ -255,6 +269,23 @@ pub fn quantised() -> Vec<Row> {
                 title: format!("GEMM with e4m3 weights, {name} {n}x{k}, {tokens} tokens"),
                 ops: [vec![gemm_fp8(tokens, n, k)], vec![gemm(tokens, n, k)]],
                 macs: (tokens as u64 * n * k) as f64,
+                memory_bound: tokens <= 64,
+                sample: if tokens > 64 { 3 } else { 0 },
+                behind: false,
+                published: "",
+            });
+        }
+    }
+    for tokens in [1, 16, 64, 8192] {
+        let columns = [HIDDEN * (EXPERTS + LATENT + 2 * SHARED), HIDDEN * (LATENT + SHARED)];
+        let bf16 = [moe_input(tokens), moe_output(tokens)].map(|[fused, _]| fused);
+        for (((name, op), other), columns) in
+            ["input", "output"].into_iter().zip(moe_fp8(tokens)).zip(bf16).zip(columns)
+        {
+            rows.push(Row {
+                title: format!("MoE {name} with e4m3 weights, {tokens} tokens"),
+                ops: [vec![op], other],
+                macs: (tokens as u64 * columns) as f64,
                 memory_bound: tokens <= 64,
                 sample: if tokens > 64 { 3 } else { 0 },
                 behind: false,

@@ -169,11 +169,11 @@ fn launch(device: &Device, op: &Op) -> Result<(), String> {
     let step = device.arena_alloc(ArenaKind::Step, block.len() as u64).map_err(fail)?;
     let mut bindings = Bindings::new();
     bindings.bind_all(TS_BIND_STEP, &step).bind_all(TS_BIND_ACTIVATIONS, &arena);
-    if let Some(pack) = support.pack {
+    for (slot, pack) in (TS_BIND_WEIGHTS..).zip(&support.packs) {
         // Zeros in whatever form.
-        bindings.bind_all(TS_BIND_WEIGHTS, &device.arena_alloc(ArenaKind::Weights, pack.bytes).map_err(fail)?);
+        bindings.bind_all(slot, &device.arena_alloc(ArenaKind::Weights, pack.bytes).map_err(fail)?);
         let operand = &mut record.operands[pack.operand as usize];
-        (operand.binding, operand.offset, operand.layout) = (TS_BIND_WEIGHTS, 0, pack.layout);
+        (operand.binding, operand.offset, operand.layout) = (slot, 0, pack.layout);
     }
     for (slot, kind) in
         [(TS_BIND_TABLES, ArenaKind::Tables), (TS_BIND_CACHE, ArenaKind::Cache), (TS_BIND_OUTPUT, ArenaKind::Output)]

@@ -29,7 +29,7 @@ fn support(op: &OpDesc, settings: &Settings) -> Support {
         return shape.support(op);
     }
     let mut support = settings.rounded(Support::yes(format!("linear, {} factors", settings.factors())));
-    support.pack = packing(op, 1, settings);
+    support.packs.extend(packing(op, 1, settings));
     support
 }
 
@@ -101,6 +101,16 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     }
     let (x, w, y) = (&op.operands[0], &op.operands[1], op.operands.last().expect("checked"));
     let bias = (op.op.attrs().i[0] == 1).then(|| op.operands[2]);
+    multiply(op, plan, [x, w, y], bias)
+}
+
+/// The launch for y = x · wᵀ (+ bias) of a weight that is not quantised.
+pub(super) fn multiply(
+    op: &BoundOp<'_>,
+    plan: &mut Plan<'_>,
+    [x, w, y]: [&Operand; 3],
+    bias: Option<Operand>,
+) -> Result<(), Fault> {
     let [word, fixed] = x.count();
     let (n, k) = (w.tensor.dims[0], w.tensor.row_len());
     let (format, ldw) = stored(&w.tensor);

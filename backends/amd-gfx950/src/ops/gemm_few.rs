@@ -1,13 +1,14 @@
 //! Products of programs of at most 16 tokens (`kernels/gemm_few.py`, `few` and `several` of `kernels/gemm_fp8.py`), and which of them
-//! share a launch.
+//! share a launch, there and in programs of up to 256 tokens (`several` of `kernels/gemm.py`).
 //!
 //! A decoding step has many products of one input: q, k, v and the gates of an attention layer, gate and up of an MLP. Alone, each has
 //! too few tiles to draw on all of the memory, and costs a launch. Neighbours in a program that read the same rows are one
-//! launch here, up to six weights at a time; a product and the addition behind it are one as well. Weights stay where they are, bits
+//! launch here, up to six weights at a time; of at most 16 tokens a product and the addition behind it are one as well. Weights stay where they are, bits
 //! are those of single launches.
 //!
-//! It is decided over a program's addresses, so no graph has to know of it. Rejected: an op of the catalogue for several products. An
-//! op packs one operand, so it could not take weights that are quantised at load, and every backend would have to expand it.
+//! It is decided over a program's addresses, so no graph has to know of it. Rejected: an op of the catalogue for several products. Which
+//! products share an input is a matter of the model's graph, how many share a launch one of the device, and every backend would have to
+//! expand it.
 
 use tokenspeed_backend_api::{op::OpKind, sdk::Fault};
 
@@ -16,6 +17,8 @@ use crate::kernel::{Argument, Extent, Plan};
 
 /// Most tokens of a program: rows of a tile. Also its columns.
 pub(super) const TILE: usize = 16;
+/// Most tokens of a program whose products share launches: with more, each fills the device.
+const MOST: usize = 256;
 /// Weights per launch, the kernels' parts.
 const PARTS: usize = 6;
 /// Most tokens of a program for whose products narrow tiles are best however many there are: with more, the rows that tiles fetch
@@ -73,7 +76,7 @@ fn same(a: &Operand, b: &Operand) -> bool {
 impl Product {
     fn of(op: &BoundOp<'_>) -> Option<Self> {
         let gemm = op.op.kind() == OpKind::Gemm && op.settings.specialised() && !op.settings.exact();
-        if !gemm || op.capacity(&op.operands[0]) as usize > TILE {
+        if !gemm || op.capacity(&op.operands[0]) as usize > MOST {
             return None;
         }
         let bias = (op.op.attrs().i[0] == 1).then(|| op.operands[2]);
@@ -86,8 +89,14 @@ impl Product {
         self.w.tensor.dims[0]
     }
 
-    fn tiles(&self) -> usize {
-        self.rows().div_ceil(TILE)
+    /// Tiles of so many columns.
+    fn tiles(&self, columns: usize) -> usize {
+        self.rows().div_ceil(columns)
+    }
+
+    /// Whether its program has kernels for 16 rows.
+    fn few(&self, op: &BoundOp<'_>) -> bool {
+        op.capacity(&self.x) as usize <= TILE
     }
 
     fn ldw(&self) -> usize {
@@ -109,7 +118,11 @@ impl Product {
         match self.rounds(op) {
             // Not read.
             true => arguments.extend([plain[0], plain[1], ("xs", self.x.pointer())]),
-            false => arguments.extend([("x", rows), ("ldx", int(k)), ("xs", scales)]),
+            false => arguments.extend([("x", rows), ("xs", scales)]),
+        }
+        // Rounded rows touch, which kernels for more of them take for granted.
+        if !self.rounds(op) && self.few(op) {
+            arguments.push(("ldx", int(k)));
         }
         arguments
     }
@@ -135,7 +148,7 @@ fn launch(
     op: &BoundOp<'_>,
     plan: &mut Plan<'_>,
     kernel: &str,
-    (first, tiles): (&Product, usize),
+    (first, rows, tiles): (&Product, u32, usize),
     arguments: &[(&str, Argument)],
 ) -> Result<bool, Fault> {
     let kept = plan.library().get(kernel)?.keeps_promises(arguments);
@@ -143,17 +156,20 @@ fn launch(
         if first.fp8 && !first.rounds(op) {
             gemm_fp8::plan_rounding(op, plan, &first.x)?;
         }
-        plan.launch(kernel, [first.x.rows(TILE as u32), Extent::Fixed(tiles as u32), Extent::ONE], arguments)?;
+        plan.launch(kernel, [first.x.rows(rows), Extent::Fixed(tiles as u32), Extent::ONE], arguments)?;
     }
     Ok(kept)
 }
 
 /// A launch for one product.
 fn alone(op: &BoundOp<'_>, plan: &mut Plan<'_>, p: &Product, add: Option<&Addition>) -> Result<bool, Fault> {
+    if !p.few(op) {
+        return Ok(false);
+    }
     let suffix = match (p.bias.is_some(), add.is_some()) {
         (true, true) => return Ok(false),
         // `gemm` fetches rows as they lie.
-        (_, false) if !p.fp8 && op.capacity(&p.x) as usize > LEAST && p.tiles() > TILES => return Ok(false),
+        (_, false) if !p.fp8 && op.capacity(&p.x) as usize > LEAST && p.tiles(TILE) > TILES => return Ok(false),
         (true, false) => "_bias",
         (false, true) => "_add",
         (false, false) => "",
@@ -176,7 +192,7 @@ fn alone(op: &BoundOp<'_>, plan: &mut Plan<'_>, p: &Product, add: Option<&Additi
     if !p.fp8 {
         arguments.push(("ldw", int(p.ldw())));
     }
-    launch(op, plan, &kernel, (p, p.tiles()), &arguments)
+    launch(op, plan, &kernel, (p, TILE as u32, p.tiles(TILE)), &arguments)
 }
 
 /// Names of the arguments of one of several products.
@@ -191,7 +207,7 @@ const NAMES: [[&str; PARTS]; 5] = [
 /// A launch for up to [`PARTS`] products of one input and one format.
 fn side_by_side(op: &BoundOp<'_>, plan: &mut Plan<'_>, parts: &[Product]) -> Result<bool, Fault> {
     let first = &parts[0];
-    if parts.len() == 1 {
+    if parts.len() == 1 && first.few(op) {
         return alone(op, plan, first, None);
     }
     let mut arguments = first.input(op);
@@ -201,8 +217,21 @@ fn side_by_side(op: &BoundOp<'_>, plan: &mut Plan<'_>, parts: &[Product]) -> Res
         let values = [p.w.pointer(), p.y.pointer(), int(n), p.y.stride(), int(p.ldw())];
         arguments.extend(NAMES.iter().map(|names| names[i]).zip(values).take(if p.fp8 { 4 } else { 5 }));
     }
-    let kernel = if first.fp8 { first.family(op, "several") } else { "linear_few_several".into() };
-    launch(op, plan, &kernel, (first, parts.iter().map(Product::tiles).sum()), &arguments)
+    let (kernel, rows, columns) = match (first.few(op), first.fp8) {
+        (true, true) => (first.family(op, "several"), TILE as u32, TILE as u32),
+        (true, false) => ("linear_few_several".to_owned(), TILE as u32, TILE as u32),
+        (false, true) => {
+            let (rows, columns) = gemm_fp8::tile(op.capacity(&first.x) as usize);
+            (format!("linear_fp8_several_{rows}x{columns}"), rows, columns)
+        }
+        (false, false) => {
+            let all = parts.iter().map(Product::rows).sum();
+            let (rows, columns) = gemm::tile(op, &first.x, all, "bf16");
+            (format!("linear_several_bf16_bf16_{rows}x{columns}"), rows, columns)
+        }
+    };
+    let tiles = parts.iter().map(|p| p.tiles(columns as usize)).sum();
+    launch(op, plan, &kernel, (first, rows, tiles), &arguments)
 }
 
 /// The addition right behind a product, if a launch may do both.

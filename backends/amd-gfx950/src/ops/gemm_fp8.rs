@@ -7,7 +7,7 @@
 //!
 //! What stays in the factors of `precision=bf16`: products whose results a choice depends on (`attrs.i[1]`) or that make logits, where a
 //! rounding changes ids; matrices of at most [`NARROW`] rows or columns, which hold the gates of recurrences and have no bytes worth
-//! saving; and what fused ops multiply, whose several weights one op cannot have packed.
+//! saving. What `moe_input` and `moe_output` multiply is in `moe_edges_fp8`.
 
 use tokenspeed_backend_api::{
     catalogue::OpDesc,
@@ -55,6 +55,11 @@ impl Shape {
         (wanted && !decides && fits).then_some(shape)
     }
 
+    /// Of a matrix whose product with `rows` decides nothing.
+    pub(super) fn of_matrix(n: u64, k: usize, rows: Vary, settings: &Settings) -> Option<Self> {
+        Self::new(&Attrs::default(), rows, n as usize, k, settings)
+    }
+
     /// Of a descriptor; rows of `x` touch.
     pub(super) fn of(op: &OpDesc, settings: &Settings) -> Option<Self> {
         let (x, w) = (&op.operands[0], &op.operands[1]);
@@ -86,12 +91,17 @@ impl Shape {
     pub(super) fn support(&self, op: &OpDesc) -> Support {
         let mut support = Support::yes("linear_fp8");
         support.rounding = Rounding::Fp8;
-        support.pack = Some(Pack { operand: 1, layout: AS_FP8, bytes: (self.bytes() + 4 * self.rows()) as u64 });
+        support.packs.push(self.packing(1));
         let tokens = op.operands[0].dims[0];
         if !gemm_few::rounds(tokens as usize, self.k) {
-            support.workspace_bytes = scales_at(tokens, self.k) + tokens * (self.k / GROUP) as u64;
+            support.workspace_bytes = room(tokens, self.k);
         }
         support
+    }
+
+    /// The weight as operand `operand` in that form.
+    pub(super) fn packing(&self, operand: u32) -> Pack {
+        Pack { operand, layout: AS_FP8, bytes: (self.bytes() + 4 * self.rows()) as u64 }
     }
 
     /// Where a value of a weight lies.
@@ -133,10 +143,20 @@ fn scales_at(tokens: u64, k: usize) -> u64 {
     (tokens * k as u64).next_multiple_of(ALIGN)
 }
 
-/// Rounded rows of `x`, which touch, and their scales.
+/// Bytes of that many rounded rows and their scales.
+pub(super) fn room(tokens: u64, k: usize) -> u64 {
+    scales_at(tokens, k) + (tokens * (k / GROUP) as u64).next_multiple_of(ALIGN)
+}
+
+/// Rounded rows of `x` and their scales, in the op's scratch.
 pub(super) fn rounded(op: &BoundOp<'_>, x: &Operand) -> (Argument, Argument) {
-    let scales = op.workspace + scales_at(x.tensor.dims[0] as u64, x.tensor.row_len());
-    (Argument::Pointer(op.workspace), Argument::Pointer(scales))
+    rounded_at(op.workspace, x)
+}
+
+/// The same in scratch of [`room`] from an address on.
+pub(super) fn rounded_at(address: u64, x: &Operand) -> (Argument, Argument) {
+    let scales = address + scales_at(x.tensor.dims[0] as u64, x.tensor.row_len());
+    (Argument::Pointer(address), Argument::Pointer(scales))
 }
 
 /// The launch that puts them there.
@@ -149,7 +169,7 @@ pub(super) fn plan_rounding(op: &BoundOp<'_>, plan: &mut Plan<'_>, x: &Operand) 
 }
 
 /// Rows and columns of a tile for programs of more tokens than `gemm_few` takes.
-fn tile(tokens: usize) -> (u32, u32) {
+pub(super) fn tile(tokens: usize) -> (u32, u32) {
     if tokens <= 256 { (64, 32) } else { (128, 128) }
 }
 

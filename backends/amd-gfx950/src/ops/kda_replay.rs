@@ -83,7 +83,7 @@ fn support(op: &OpDesc, settings: &Settings) -> Support {
     }
     let name = format!("kda_replay, {} factors of the gate", settings.factors());
     let mut support = settings.rounded(Support::yes(name));
-    support.pack = gemm::packing(op, WF, settings);
+    support.packs.extend(gemm::packing(op, WF, settings));
     support
 }
 

@@ -40,7 +40,7 @@ inventory::submit! { OpEntry { kind: OpKind::MlaValue, support: project, plan: p
 
 fn project(op: &OpDesc, settings: &Settings) -> Support {
     let mut support = settings.rounded(Support::yes(format!("mla_project, {} factors", settings.factors())));
-    support.pack = gemm::packing(op, 1, settings);
+    support.packs.extend(gemm::packing(op, 1, settings));
     support
 }
 

@@ -81,7 +81,7 @@ fn support(op: &OpDesc, settings: &Settings) -> Support {
     if sizes.forms {
         support.determinism = Determinism::RunToRun;
     }
-    support.pack = gemm::packing(op, 1, settings);
+    support.packs.extend(gemm::packing(op, 1, settings));
     support.workspace_bytes = sizes.split.workspace_bytes() + sizes.bytes.iter().sum::<u64>();
     support.workspace_bytes += sizes.expanded.map_or(0, |e| e.workspace_bytes());
     support

@@ -23,6 +23,7 @@ mod mla_mix;
 mod mla_prefill;
 mod mla_split;
 mod moe_edges;
+mod moe_edges_fp8;
 mod paged;
 mod rmsnorm;
 mod rope;

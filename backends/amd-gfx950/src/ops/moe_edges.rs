@@ -1,57 +1,70 @@
 //! `moe_input` and `moe_output`: the way into and out of a latent mixture of experts, a launch each.
 //!
-//! Matrices are read where they lie: a tile belongs to one of them (gate and up share theirs), so nothing is packed and no weight is
-//! there twice. Formats that have to be expanded at load are left to `gemm`, which packs them one by one.
+//! A tile belongs to one matrix (gate and up share theirs), so those in a format of factors stay where they are; others are expanded at
+//! load, each for itself. With `precision=fp8` all but the router's are quantised (`moe_edges_fp8`).
 
 use tokenspeed_backend_api::{
     catalogue::OpDesc,
     dtype::DType,
     op::OpKind,
-    sdk::{Fault, Support},
-    tensor::Tensor,
+    sdk::{Fault, OpView, Support},
 };
 
-use super::{BoundOp, OpEntry, Operand, float, gemm, int};
+use super::{BoundOp, OpEntry, Operand, float, gemm, int, moe_edges_fp8};
 use crate::{
-    kernel::{Extent, Plan},
-    settings::{Precision, Settings},
+    kernel::{Argument, Extent, Plan},
+    settings::Settings,
 };
 
 inventory::submit! {
-    OpEntry { kind: OpKind::MoeInput, support: support_input, plan: plan_input, pack: None }
+    OpEntry { kind: OpKind::MoeInput, support: support_input, plan: plan_input, pack: Some(pack) }
 }
 inventory::submit! {
-    OpEntry { kind: OpKind::MoeOutput, support: support_output, plan: plan_output, pack: None }
+    OpEntry { kind: OpKind::MoeOutput, support: support_output, plan: plan_output, pack: Some(pack) }
 }
 
 /// What extents of rows must be multiples of: a promise to the kernels, which have no form without it.
 const VECTOR: u64 = 16;
 
+/// The router of `moe_input`, which decides.
+pub(super) const ROUTER: usize = 1;
+
 fn support_input(op: &OpDesc, settings: &Settings) -> Support {
-    let [x, router, down, gate, up, ..] = &op.operands[..] else { unreachable!("checked") };
-    let extents = [x.row_len() as u64, down.dims[0], gate.dims[0]];
-    support(settings, "moe_input", &[router, down, gate, up], &extents)
+    let extents = [op.operands[0].row_len() as u64, op.operands[2].dims[0], op.operands[3].dims[0]];
+    support(op, settings, &[ROUTER, 2, 3, 4], &extents)
 }
 
 fn support_output(op: &OpDesc, settings: &Settings) -> Support {
     let [_, _, up, _, down, ..] = &op.operands[..] else { unreachable!("checked") };
-    let extents = [up.dims[0], up.row_len() as u64, down.row_len() as u64];
-    support(settings, "moe_output", &[up, down], &extents)
+    support(op, settings, &[2, 4], &[up.dims[0], up.row_len() as u64, down.row_len() as u64])
 }
 
-fn support(settings: &Settings, name: &str, matrices: &[&Tensor], extents: &[u64]) -> Support {
+fn support(op: &OpDesc, settings: &Settings, matrices: &[usize], extents: &[u64]) -> Support {
     if !settings.specialised() {
         return Support::no("in parts with kernels=portable");
-    }
-    let dtype = matrices[0].dtype;
-    let as_they_are = matches!((dtype, settings.precision), (DType::BF16, _) | (DType::F32, Precision::F32));
-    if !as_they_are || matrices.iter().any(|w| w.dtype != dtype) {
-        return Support::no("its matrices are used as they are, so all are of one format that needs no expansion");
     }
     if let Some(odd) = extents.iter().find(|n| **n % VECTOR != 0) {
         return Support::no(format!("rows of {odd}, not a multiple of {VECTOR}"));
     }
-    settings.rounded(Support::yes(format!("{name}, one launch, {} factors", settings.factors())))
+    if let Some(support) = moe_edges_fp8::support(op, settings, matrices) {
+        return support;
+    }
+    // Which are bf16 factors only because they lie so; the others are expanded.
+    let as_bf16 = |i: &&usize| op.operands[**i].dtype == DType::BF16;
+    if settings.exact() && !matches!(matrices.iter().filter(as_bf16).count(), n if n == 0 || n == matrices.len()) {
+        return Support::no("of its matrices, with f32 factors, some lie as bf16 and some do not");
+    }
+    let mut support =
+        settings.rounded(Support::yes(format!("{}, one launch, {} factors", op.kind, settings.factors())));
+    support.packs.extend(matrices.iter().filter_map(|i| gemm::packing(op, *i, settings)));
+    support
+}
+
+fn pack(op: &OpView<'_>, operand: usize, source: &[u8], settings: &Settings) -> Result<Vec<u8>, Fault> {
+    match moe_edges_fp8::packed(op, operand, settings)? {
+        Some(shape) => Ok(shape.pack(&op.operand(operand)?, source)),
+        None => gemm::expand(op, operand, source, settings),
+    }
 }
 
 /// The kernel's variant for `n` rows of matrices like `w` and a program, and its tile: rows and columns.
@@ -61,8 +74,16 @@ fn variant(op: &BoundOp<'_>, name: &str, w: &Operand, n: usize, rows: &Operand) 
     (format!("{name}_{format}_{}_{bm}x{bn}", op.settings.factors()), bm, bn)
 }
 
+/// Values between rows of a matrix.
+pub(super) fn ld(w: &Operand) -> Argument {
+    int(gemm::stored(&w.tensor).1)
+}
+
 fn plan_input(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let [x, router, down, gate, up, logits, z, h] = op.operands else { unreachable!("checked") };
+    if moe_edges_fp8::is(down) {
+        return moe_edges_fp8::plan_input(op, plan);
+    }
     let [word, fixed] = x.count();
     let [experts, latent, width] = [router, down, gate].map(|w| w.tensor.dims[0]);
     let (kernel, bm, bn) = variant(op, "moe_input", router, experts + latent + 2 * width, x);
@@ -84,10 +105,10 @@ fn plan_input(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
         ("S", int(width)),
         ("K", x.row_len()),
         ("ldx", x.stride()),
-        ("ldr", router.stride()),
-        ("ldd", down.stride()),
-        ("ldg", gate.stride()),
-        ("ldu", up.stride()),
+        ("ldr", ld(router)),
+        ("ldd", ld(down)),
+        ("ldg", ld(gate)),
+        ("ldu", ld(up)),
         ("ldl", logits.stride()),
         ("ldz", z.stride()),
         ("ldh", h.stride()),
@@ -99,6 +120,9 @@ fn plan_input(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
 
 fn plan_output(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let [r, norm, up, h, down, rest @ ..] = op.operands else { unreachable!("checked") };
+    if moe_edges_fp8::is(up) {
+        return moe_edges_fp8::plan_output(op, plan);
+    }
     let y = rest.last().expect("checked");
     let add = op.op.attrs().i[0] == 1;
     let residual = if add { &rest[0] } else { y };
@@ -120,9 +144,9 @@ fn plan_output(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
         ("L", r.row_len()),
         ("S", h.row_len()),
         ("ldr", r.stride()),
-        ("ldu", up.stride()),
+        ("ldu", ld(up)),
         ("ldh", h.stride()),
-        ("ldd", down.stride()),
+        ("ldd", ld(down)),
         ("lde", residual.stride()),
         ("ldy", y.stride()),
         ("add", int(usize::from(add))),

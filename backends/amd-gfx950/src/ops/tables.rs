@@ -47,8 +47,8 @@ fn support_embedding(op: &OpDesc, _: &Settings) -> Support {
         DType::F32 | DType::BF16 | DType::F16 => Support::yes("embedding"),
         _ => {
             let mut support = Support::yes("embedding, expanded to f32");
-            support.pack =
-                Some(Pack { operand: 0, layout: EXPANDED, bytes: table.dims[0] * table.row_len() as u64 * 4 });
+            let bytes = table.dims[0] * table.row_len() as u64 * 4;
+            support.packs.push(Pack { operand: 0, layout: EXPANDED, bytes });
             support
         }
     }

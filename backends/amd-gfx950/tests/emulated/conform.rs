@@ -65,8 +65,8 @@ ops! {
     mla_mix;
     mla_value: "f32";
     mla_write;
-    moe_input: "f32";
-    moe_output: "f32";
+    moe_input: "f32": "fp8";
+    moe_output: "f32": "fp8";
     mul;
     paged_attention: "f32";
     rmsnorm;

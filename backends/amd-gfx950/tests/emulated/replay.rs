@@ -3,7 +3,7 @@
 //! bit, in both precisions, for the sizes of Kimi K3 and for small ones.
 
 use tokenspeed_backend_api::{
-    abi::{TS_BIND_ACTIVATIONS, TS_BIND_STEP, ts_step_row},
+    abi::{TS_BIND_ACTIVATIONS, TS_BIND_STEP, TS_BIND_WEIGHTS, ts_step_row},
     backend::{Arena, ArenaKind, Bindings, Device, Event, Queue},
     dtype::DType,
     graph::Vary,
@@ -86,11 +86,23 @@ impl<'a> Bench<'a> {
         self.device.write(&step_arena, 0, &block).unwrap();
         let mut bindings = Bindings::new();
         bindings.bind_all(TS_BIND_STEP, &step_arena).bind_all(TS_BIND_ACTIVATIONS, self.arena.as_ref().unwrap());
+        let mut slot = TS_BIND_WEIGHTS;
         for (kind, operands, attrs) in ops {
             let operands = operands.iter().copied().map(Tensor::to_abi).collect();
             let mut op = OpRecord::new(*kind, operands, *attrs, kind.name());
             let support = self.device.op_support(&op).unwrap();
-            assert!(support.is_supported() && support.pack.is_none(), "{kind}: {}", support.reason);
+            assert!(support.is_supported(), "{kind}: {}", support.reason);
+            for pack in &support.packs {
+                let operand = pack.operand as usize;
+                let source = Tensor::from_abi(&op.operands[operand]).unwrap();
+                let source = &self.image[source.offset as usize..][..source.bytes() as usize];
+                let packed = self.device.arena_alloc(ArenaKind::Weights, pack.bytes).unwrap();
+                self.device.op_pack(&op, pack.operand, source, &packed, 0, pack.bytes).unwrap();
+                bindings.bind_all(slot, &packed);
+                let operand = &mut op.operands[operand];
+                (operand.binding, operand.offset, operand.layout) = (slot, 0, pack.layout);
+                slot += 1;
+            }
             assert!(support.workspace_bytes <= WORKSPACE, "{kind}: {} bytes of workspace", support.workspace_bytes);
             (op.workspace_offset, op.workspace_bytes) = (self.image.len() as u64, support.workspace_bytes);
             self.device.op_launch(&self.queue, &op, &bindings).unwrap();

@@ -185,6 +185,15 @@ bugs! {
     /// 113: the halves of a tile of a quantised weight change places.
     halves_of_a_quantised_tile_swapped: "gemm_fp8.py", "inner = k // 64 * (TILE // 2)" => "inner = (1 - k // 64) * (TILE // 2)",
         "linear_fp8_,fp8_quantise,linear_few,linear_bf16_bf16_", "gemm", "largest error";
+    /// 113: both sides of a gate are made of one matrix.
+    the_gate_is_multiplied_by_itself: "moe_edges_fp8.py", "ups = gemm_fp8.product(xq, xs, up," => "ups = gemm_fp8.product(xq, xs, gate,",
+        "moe_input_fp8_,moe_input_bf16_bf16_,fp8_quantise,linear_bf16_bf16_", "moe_input", "largest error";
+    /// Scales of the second input's rows are those of the first.
+    the_first_inputs_scales: "moe_edges_fp8.py", "acc += gemm_fp8.product(hq, hs, down," => "acc += gemm_fp8.product(hq, rs, down,",
+        "moe_output_fp8_,moe_output_bf16_bf16_", "moe_output", "uninitialised data stored";
+    /// The mean of a row is taken over its padding, in the launch that makes factors.
+    a_mean_over_the_panel: "moe_edges_fp8.py", "tree.total(squares) / L + eps" => "tree.total(squares) / B + eps",
+        "moe_output_fp8_,moe_output_bf16_bf16_", "moe_output", "largest error";
     /// A ring of registers takes up a step that it has multiplied already.
     a_step_is_multiplied_twice: "gemm_few.py", "start // STEP + j + RING, K)" => "start // STEP + j, K)",
         "linear_few,linear_bf16_bf16_", "gemm", "largest error";
