@@ -260,15 +260,16 @@ def solve(m, m0, m1, m2, pb, ldb):
 
 @gluon.jit
 def prepare_mix(step, q, k, v, f, b, wq, wk, wv, a_log, dt_bias, window, ws_w, ws_q, ws_k, ws_u, ws_a, ws_decay, H, ldq, ldk, ldv,
-                ldf, ldb, ldw, bounded, bound, l2_eps, scale):
-    """The chunk that begins in a block of 64 tokens of the step, if any; grid (ceil(tokens / 64), H).
+                ldf, ldb, ldw, begin, bounded, bound, l2_eps, scale):
+    """The chunk that begins in a block of 64 tokens of the step, if any; grid (ceil(slab's tokens / 64), H). The slab's first token is
+    `begin`, a whole number of blocks; the scratch holds a slab.
 
     q, k, v before the convolution of four taps, f the gate's projection, b before the sigmoid. The window is read where fewer than
     three of the request's tokens lie ahead of the chunk in the step, and never moved.
     """
     block = gl.program_id(0)
     head = gl.program_id(1)
-    first = chunk_in(step, block)
+    first = chunk_in(step, begin // CHUNK + block)
     if first != NOWHERE:
         slot = (block * H + head).to(gl.int64)
         tokens = step + gl.load(step + st.TOKENS_OFFSET) // 4

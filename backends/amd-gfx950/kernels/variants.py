@@ -378,23 +378,22 @@ def linear_attention():
                           ["requests", "H", "1"],
                           ["q", "k", "v", "f", "gate", "wq", "wk", "wv", "dt_bias", "norm", "window", "state", "y", "ldq", "ldk", "ldv",
                            "ldf", "ldg", "ldw", "lds", "ldy"], num_stages=1, **EXACTLY)
-    yield variant("shipped", "kda_scan_full", kda_scan.scan, [STEP] + [F32] * 5 + [BF16] * 5 + [F32] * 3 + [I32] * 8, {},
-                  ["requests", "H", "8"],
-                  ["q", "k", "v", "g", "ws_w", "ws_q", "ws_k", "ws_u", "ws_a", "ws_decay", "state", "o", "ldq", "ldk", "ldv", "ldg",
-                   "lds", "ldo"], warps=1, num_stages=1, **EXACTLY)
-    # A layer whose program can hold a chunk, in three launches; heads of Kimi's size, bf16 factors.
+    # A layer whose program can hold a chunk, in three launches per slab; heads of Kimi's size, bf16 factors.
     for w in ("f32", "bf16"):
         scratch = ["ws_w", "ws_q", "ws_k", "ws_u", "ws_a", "ws_decay"]
         vectors = ["q", "k", "v", "f", "wq", "wk", "wv", "dt_bias", "window", *scratch, "ldq", "ldk", "ldv", "ldf", "ldw"]
         yield variant("shipped", f"kda_mix_prepare_{w}", kda_prepare.prepare_mix,
-                      [STEP] + [F32] * 10 + [PLAIN[w]] + [BF16] * 5 + [F32] + [I32] * 8 + [FLOAT] * 3, {}, ["ceil(tokens/64)", "H", "1"],
+                      [STEP] + [F32] * 10 + [PLAIN[w]] + [BF16] * 5 + [F32] + [I32] * 9 + [FLOAT] * 3, {}, ["ceil(slab/64)", "H", "1"],
                       vectors, num_stages=1)
         yield variant("shipped", f"kda_mix_scan_{w}", kda_scan.mix,
-                      [STEP] + [F32] * 10 + [PLAIN[w]] + [BF16] * 5 + [F32] * 3 + [F16] + [I32] * 10 + [FLOAT] * 3, {}, ["requests", "H", "8"],
-                      [*vectors, "state", "y", "o", "lds", "ldy"], warps=1, num_stages=1, **EXACTLY)
+                      [STEP] + [F32] * 10 + [PLAIN[w]] + [BF16] * 3 + [F32] * 3 + [I32] * 11 + [F32] * 2 + [I32] + [FLOAT] * 3, {},
+                      ["requests", "H", "8"],
+                      [v for v in vectors if v not in ("ws_q", "ws_a")] + ["state", "y", "carried", "carry", "lds", "ldy"],
+                      warps=1, num_stages=1, **EXACTLY)
         yield variant("shipped", f"kda_mix_finish_{w}", kda_finish.finish,
-                      [STEP] + [F32] * 5 + [PLAIN[w], F32, F16] + [I32] * 7 + [FLOAT], {"EACH": 8}, ["ceil(tokens/EACH)", "H", "1"],
-                      ["q", "k", "v", "gate", "norm", "window", "y", "o", "ldq", "ldk", "ldv", "ldg", "ldw", "ldy"], num_stages=1, **EXACTLY)
+                      [STEP] + [F32] * 5 + [PLAIN[w]] + [BF16] * 3 + [F32] + [I32] * 8 + [FLOAT], {"EACH": 8}, ["ceil(slab/EACH)", "H", "1"],
+                      ["q", "k", "v", "gate", "norm", "window", "ws_q", "ws_u", "ws_a", "y", "ldq", "ldk", "ldv", "ldg", "ldw", "ldy"],
+                      num_stages=1, **EXACTLY)
     # A record's format, a window's; the factors of the gate projection as `linears` have them.
     for r, w in (("f32", "f32"), ("bf16", "f32"), ("bf16", "bf16")):
         for m, exact, bf in (("bf16", False, 64), ("bf16", True, 32), ("f32", True, 32)):

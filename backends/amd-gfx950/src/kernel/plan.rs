@@ -33,6 +33,19 @@ pub enum Extent {
         /// Work-groups per such share.
         times: u32,
     },
+    /// The same for those of the entries `from`..`from + most` that there are; none where there are no such entries.
+    Part {
+        /// What is counted; not [`Vary::Fixed`].
+        count: Vary,
+        /// The first entry.
+        from: u32,
+        /// Entries at most.
+        most: u32,
+        /// Entries per work-group.
+        each: u32,
+        /// Work-groups per such share.
+        times: u32,
+    },
     /// Enough for groups of at most `each` things of one kind, where every entry of what `count` counts brings `times` things
     /// and there are `plus` kinds: each kind leaves at most one group unfilled.
     Share {
@@ -93,6 +106,9 @@ impl Extent {
         match self {
             Extent::Fixed(n) => n,
             Extent::Per { count, each, times } => of(count).div_ceil(each) * times,
+            Extent::Part { count, from, most, each, times } => {
+                of(count).saturating_sub(from).min(most).div_ceil(each) * times
+            }
             Extent::Share { count, times, each, plus } => {
                 let things = of(count) * times;
                 things.min(things / each + plus)

@@ -21,8 +21,6 @@ use crate::{
 
 /// Tokens of a chunk.
 pub(super) const CHUNK: usize = 64;
-/// Keys and values of the heads that the specialised scan is made for.
-const FULL: usize = 128;
 /// Values of a head per work-group of the scan, its kernels' `PV`.
 pub(super) const VALUES: usize = 16;
 
@@ -100,10 +98,5 @@ pub(super) fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let mut scan = prepare;
     scan.extend([("state", state.pointer()), ("o", o.pointer()), ("lds", state.stride()), ("ldo", o.stride())]);
     let grid = [REQUESTS, heads, Extent::Fixed(values.div_ceil(VALUES) as u32)];
-    let full = op.settings.specialised() && factors == "bf16" && (keys, values) == (FULL, FULL);
-    if full && plan.library().get("kda_scan_full")?.keeps_promises(&scan) {
-        scan.retain(|(name, _)| !matches!(*name, "K" | "V"));
-        return Ok(plan.launch("kda_scan_full", grid, &scan)?);
-    }
     Ok(plan.launch(&format!("kda_scan_{factors}_{size}"), grid, &scan)?)
 }

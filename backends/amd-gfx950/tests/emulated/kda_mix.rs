@@ -209,3 +209,30 @@ fn neighbours_change_no_bit() {
         assert!(alone.state[at.clone()] == together.state[at], "request at {from} leaves another state");
     }
 }
+
+/// Outputs, states and windows of requests in three slabs of 1,856 tokens, and of the same ones each in a program that has one slab.
+/// The second request's single tokens lie on both sides of a slab's end, and a chunk of the third one, which is kept nowhere, too.
+pub fn slabs() -> Option<[Left; 2]> {
+    const REQUESTS: [Request; 4] = [(0, 1840, 0, 1), (9, 40, 2, 2), (62, 2750, 3, 0), (63, 875, 4, 5)];
+    const SLOTS: usize = 6;
+    let (_backend, device) = backend_device(&[])?;
+    configure(emulator(), false, 4);
+    let tokens = REQUESTS.iter().map(|r| r.1).sum::<usize>();
+    let layer = || Layer::new(&device, 1, tokens as u64, SLOTS as u64, DType::BF16, BOUNDED);
+    let together = layer().step(0, &REQUESTS);
+    let (mut layer, mut alone, mut from) = (layer(), None::<Left>, 0);
+    for request in REQUESTS {
+        let left = layer.step(from, &[request]);
+        from += request.1;
+        alone = Some(Left { y: alone.map_or(Vec::new(), |a| a.y).into_iter().chain(left.y).collect(), ..left });
+    }
+    Some([together, alone.expect("there are requests")])
+}
+
+#[test]
+fn slabs_of_tokens_change_no_bit() {
+    let Some([together, alone]) = slabs() else { return };
+    let differs = together.y.iter().zip(&alone.y).position(|(a, b)| a.to_bits() != b.to_bits());
+    assert_eq!(differs.map(|at| at / DIM as usize), None, "a token has other bits");
+    assert!(together == alone, "another state or window");
+}

@@ -253,7 +253,7 @@ fn strong_decay_overflows() {
         file: "kda_chunk.py",
         from: "> -80.0:",
         to: "> -1e30:",
-        kernels: "kda_prepare_bf16_128,kda_scan_full,kda_step_128",
+        kernels: "kda_prepare_bf16_128,kda_scan_bf16_128,kda_step_128",
         op: "kda_chunk",
         check: "chunks_of_strong_gates_are_their_tokens",
     };
