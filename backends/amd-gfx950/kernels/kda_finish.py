@@ -79,17 +79,19 @@ def normed(x, mean, x_g, weight, eps):
 
 
 @gluon.jit
-def finish(step, q, k, v, gate, norm, window, ws_q, ws_u, ws_a, y, H, ldq, ldk, ldv, ldg, ldw, ldy, begin, norm_eps, EACH: gl.constexpr):
-    """y = gated norm of what `kda_scan.mix` left of the slab from token `begin` on; grid (ceil(slab's tokens / EACH), H).
+def finish(step, q, k, v, gate, norm, window, ws_q, ws_u, ws_a, y, H, ldq, ldk, ldv, ldg, ldw, ldy, first, norm_eps, EACH: gl.constexpr):
+    """y = gated norm of what `kda_scan.mix` left of a slab; grid (pairs of a block and a head in the slab, 64 / EACH), the pairs being those of
+    the step, by block, from `first` on.
 
     A work-group has a tile's single tokens, whose outputs are in y; if a chunk begins in the tile, all 64 tokens of it, whose first state is
     in y: every wave has read it when their sums of squares meet, before any writes; and the windows of requests that end there.
     """
-    head = gl.program_id(1)
+    pair = first + gl.program_id(0)
+    head = pair % H
     n_tokens = gl.load(step + st.N_TOKENS)
-    first = begin + gl.program_id(0) * EACH
-    if first < n_tokens:
-        t = first + gl.arange(0, EACH, layout=TOKEN)
+    begin = pair // H * CHUNK + gl.program_id(1) * EACH
+    if begin < n_tokens:
+        t = begin + gl.arange(0, EACH, layout=TOKEN)
         known = t < n_tokens
         tokens = step + gl.load(step + st.TOKENS_OFFSET) // 4 + t * st.TOKEN_WORDS
         rows_at = step + gl.load(step + st.ROWS_OFFSET) // 4
@@ -106,7 +108,7 @@ def finish(step, q, k, v, gate, norm, window, ws_q, ws_u, ws_a, y, H, ldq, ldk, 
         single = known & (whole == 0)
         if gl.max(single.to(gl.int32), axis=0) != 0:
             # Offsets from the tile's first token.
-            at = first.to(gl.int64)
+            at = begin.to(gl.int64)
             near = gl.arange(0, EACH, layout=TOKEN)[:, None]
             x = cdna4.buffer_load(y + at * ldy, near * ldy + of_c, mask=single[:, None])
             x_g = cdna4.buffer_load(gate + at * ldg, near * ldg + of_c, mask=single[:, None])
@@ -116,7 +118,7 @@ def finish(step, q, k, v, gate, norm, window, ws_q, ws_u, ws_a, y, H, ldq, ldk, 
 
         chunk = gl.min(gl.where(known & whole & (position == edge), t, NOWHERE), axis=0)
         if chunk != NOWHERE:
-            slot = ((chunk - begin) // CHUNK * H + head).to(gl.int64)
+            slot = gl.program_id(0).to(gl.int64)
             at = chunk.to(gl.int64)
             to = y + at * ldy + head * D
             states = (to.cast(gl.pointer_type(gl.bfloat16), bitcast=True), 2 * ldy)

@@ -6,8 +6,9 @@ its V' needs no chain: the scan leaves both, as the bf16 factors they are in any
 by side. That halves what a compute unit has to fetch and to multiply behind one another.
 
 Operands come from the scratch straight into the lanes of the matrix instructions, because `prepare` laid them out along the
-summed dimension; each is loaded for the next chunk as soon as this one has used it, so only the state's chain is serial: to bf16,
-a product, to bf16, a product. Tokens around whole chunks are made from the layer's inputs, in the layout and order of `kda_decode`, 16
+summed dimension, and along it in `place`: the order in which a lane that holds a product has it as a factor, so that nothing has to be
+exchanged between lanes. Each is loaded for the next chunk as soon as this one has used it, so only the state's chain is serial: to
+bf16, a product, to bf16, a product. Tokens around whole chunks are made from the layer's inputs, in the layout and order of `kda_decode`, 16
 values side by side, as decoding in one launch would. Rejected: four waves along keys, which exchange the state and V' at barriers.
 """
 
@@ -50,44 +51,57 @@ def along(rows: gl.constexpr, columns: gl.constexpr, layout: gl.constexpr):
 
 
 @gluon.jit
-def chunks(s, ws_w, ws_k, ws_u, ws_decay, states, ldy, here, many, head, panel, H):
-    """The state behind `many` chunks, the first of which begins `here` tokens behind the scratch's first. V' takes the place of U;
-    each chunk's first state goes to `states`, which is at the first chunk's first token of the head, whose rows are `ldy` apart: two
-    values a token."""
+def place(i):
+    """Where the scratch has key or token i of a chunk. Of 32, a lane's four neighbours of both products [.., 16] that they are lie together:
+    it has eight places of a factor."""
+    return i // 32 * 32 + i // 4 % 4 * 8 + i // 16 % 2 * 4 + i % 4
+
+
+@gluon.jit
+def factor(x, count: gl.constexpr):
+    """A product [PV, count] as the left factor of the next, its columns in `place`."""
+    tiles = gl.permute(gl.reshape(x.to(gl.bfloat16), [PV, count // 32, 2, 4, 4]), (0, 1, 3, 2, 4))
+    return gl.convert_layout(gl.reshape(tiles, [PV, count]), LEFT, assert_trivial=True)
+
+
+@gluon.jit
+def chunks(s, ws_w, ws_k, ws_u, ws_decay, states, ldy, slot, many, panel, H):
+    """The state behind `many` chunks, the first of which has this slot of the scratch. V' takes the place of U; each chunk's first state
+    goes to `states`, which is at the first chunk's first token of the head, whose rows are `ldy` apart: two values a token."""
     acc = gl.convert_layout(s, ACROSS)
     of_w = along(D, CHUNK, RIGHT)
     of_k = along(CHUNK, D, RIGHT)
-    value = gl.arange(0, PV, layout=gl.SliceLayout(1, ACROSS))[:, None]
-    of_u = value * CHUNK + gl.arange(0, CHUNK, layout=gl.SliceLayout(0, ACROSS))[None, :]
     of_d = gl.arange(0, D, layout=gl.SliceLayout(0, ACROSS))
     row = gl.arange(0, PV, layout=gl.SliceLayout(1, LEFT))[:, None]
     of_s = ((panel + row) // 2) * ldy + row % 2 * D + gl.arange(0, D, layout=gl.SliceLayout(0, LEFT))[None, :]
     of_v = row * CHUNK + gl.arange(0, CHUNK, layout=gl.SliceLayout(0, LEFT))[None, :]
-    slot = ((here // CHUNK) * H + head).to(gl.int64)
+    at = slot.to(gl.int64)
     # In the order of use, here as in the loop: loads come back in order, and a wait must hold for both.
-    decay = cdna4.buffer_load(ws_decay + slot * D, of_d)
+    decay = cdna4.buffer_load(ws_decay + at * D, of_d)
     gl.amd.hint.sched_barrier()
-    w = cdna4.buffer_load(ws_w + slot * CHUNK * D, of_w)
+    w = cdna4.buffer_load(ws_w + at * CHUNK * D, of_w)
     gl.amd.hint.sched_barrier()
-    u = cdna4.buffer_load(ws_u + (slot * D + panel) * CHUNK, of_u)
+    u = cdna4.buffer_load(ws_u + (at * D + panel) * CHUNK, of_v)
     gl.amd.hint.sched_barrier()
-    x_k = cdna4.buffer_load(ws_k + slot * CHUNK * D, of_k)
+    x_k = cdna4.buffer_load(ws_k + at * CHUNK * D, of_k)
     gl.amd.hint.sched_barrier()
     for i in range(many):
         # Behind the last chunk the last one is loaded again, and not used.
-        now = slot
-        slot = ((here // CHUNK + gl.minimum(i + 1, many - 1)) * H + head).to(gl.int64)
-        factor = gl.convert_layout(acc.to(gl.bfloat16), LEFT)
+        now = at
+        at = (slot + gl.minimum(i + 1, many - 1) * H).to(gl.int64)
+        before = factor(acc, D)
         kept = acc * decay[None, :]
-        decay = cdna4.buffer_load(ws_decay + slot * D, of_d)
-        known = cdna4.mfma(factor, w, gl.zeros([PV, CHUNK], gl.float32, ACROSS))
-        w = cdna4.buffer_load(ws_w + slot * CHUNK * D, of_w)
-        cdna4.buffer_store(factor, states + (i * CHUNK).to(gl.int64) * ldy, of_s)
-        change = gl.convert_layout((u.to(gl.float32) - known).to(gl.bfloat16), LEFT)
-        u = cdna4.buffer_load(ws_u + (slot * D + panel) * CHUNK, of_u)
+        decay = cdna4.buffer_load(ws_decay + at * D, of_d)
+        known = cdna4.mfma(before, w, gl.zeros([PV, CHUNK], gl.float32, ACROSS))
+        w = cdna4.buffer_load(ws_w + at * CHUNK * D, of_w)
+        gl.store(states + (i * CHUNK).to(gl.int64) * ldy + of_s, before)
+        tiles = gl.permute(gl.reshape(u, [PV, CHUNK // 32, 4, 2, 4]), (0, 1, 3, 2, 4))
+        fresh = gl.convert_layout(gl.reshape(tiles, [PV, CHUNK]), ACROSS, assert_trivial=True).to(gl.float32) - known
+        u = cdna4.buffer_load(ws_u + (at * D + panel) * CHUNK, of_v)
+        change = factor(fresh, CHUNK)
         acc = cdna4.mfma(change, x_k, kept)
-        x_k = cdna4.buffer_load(ws_k + slot * CHUNK * D, of_k)
-        cdna4.buffer_store(change, ws_u + (now * D + panel) * CHUNK, of_v)
+        x_k = cdna4.buffer_load(ws_k + at * CHUNK * D, of_k)
+        gl.store(ws_u + (now * D + panel) * CHUNK + of_v, change)
     return gl.convert_layout(acc, STATE)
 
 
@@ -190,12 +204,13 @@ def tokens_of(row, begin, end):
 
 @gluon.jit
 def mix(step, q, k, v, f, b, wq, wk, wv, a_log, dt_bias, window, ws_w, ws_k, ws_u, ws_decay, state, y, H, ldq, ldk, ldv, ldf,
-        ldb, ldw, lds, ldy, begin, end, carried, carry, bounded, bound, l2_eps, scale):
-    """A request's tokens over PV values of a head, before the gated norm; grid (requests, H, D / PV). The window is read and not moved.
+        ldb, ldw, lds, ldy, first, size, carry, bounded, bound, l2_eps, scale):
+    """A request's tokens over PV values of a head, before the gated norm; grid (requests, H or what a
+    shorter slab has, D / PV). The window is read and not moved.
 
-    A launch does what begins in a slab, tokens begin .. end of the step: single tokens, and chunks that may reach beyond it. The one
-    request that began ahead of it finds its state in `carried`, and the one that goes on behind it leaves its own in `carry`, which
-    is another place: both may happen in one launch.
+    A launch does what begins in a slab: of all pairs of a block of 64 tokens of the step and a head, by block, `size` from `first` on. They
+    are single tokens, and chunks that may reach beyond it. The one request that began ahead of it finds its state in one half of `carry`,
+    and the one that goes on behind it leaves its own in the other: both may happen in one launch.
 
     Outputs of single tokens go to y in f32. A chunk's first state is in bf16 where its outputs will be, 32 KiB either way, and V' where U
     was: `kda_finish` turns them into y.
@@ -203,35 +218,36 @@ def mix(step, q, k, v, f, b, wq, wk, wv, a_log, dt_bias, window, ws_w, ws_k, ws_
     r = gl.program_id(0)
     if r < gl.load(step + st.N_ROWS):
         row = step + gl.load(step + st.ROWS_OFFSET) // 4 + r * st.ROW_WORDS
+        head = (first + gl.program_id(1)) % H
+        begin = (first - head + H - 1) // H * CHUNK
+        end = (first + size - head + H - 1) // H * CHUNK
         computed, start, before, many, low, high, last = tokens_of(row, begin, end)
         if (start < end) & (last >= begin):
-            head = gl.program_id(1)
             panel = gl.program_id(2) * PV
             past = window + gl.load(row + 4).to(gl.int64) * ldw
             at = (head * D + panel + gl.arange(0, PV, layout=VALUES))[:, None] * D + gl.arange(0, D, layout=KEYS)[None, :]
             s = gl.zeros([PV, D], gl.float32, STATE)
             if start < begin:
-                s = gl.load(carried + at)
+                s = gl.load(carry + (first // size + 1) % 2 * (H * D * D) + at)
             elif computed != 0:
                 s = gl.load(state + gl.load(row + 4).to(gl.int64) * lds + at)
-            s = mixed(s, q, k, v, f, b, wq, wk, wv, a_log, dt_bias, past, y, start + low, gl.minimum(before, high) - low, low, computed != 0,
-                      head, panel, H, ldq, ldk, ldv, ldf, ldb, ldy, bounded, bound, l2_eps, scale)
-            # Read again, rather than kept: scalar registers are few.
-            computed, start, before, many, low, high, last = tokens_of(row, begin, end)
-            ahead = (gl.maximum(low - before, 0) + CHUNK - 1) // CHUNK
-            here = start + before + ahead * CHUNK
-            chosen = gl.minimum((gl.maximum(high - before, 0) + CHUNK - 1) // CHUNK, many) - ahead
-            if chosen > 0:
-                to = y + here.to(gl.int64) * ldy + head * D
-                to = to.cast(gl.pointer_type(gl.bfloat16), bitcast=True)
-                s = chunks(s, ws_w, ws_k, ws_u, ws_decay, to, 2 * ldy, here - begin, chosen, head, panel, H)
-            computed, start, before, many, low, high, last = tokens_of(row, begin, end)
-            past = window + gl.load(row + 4).to(gl.int64) * ldw
-            behind = gl.maximum(before + many * CHUNK, low)
-            s = mixed(s, q, k, v, f, b, wq, wk, wv, a_log, dt_bias, past, y, start + behind, high - behind, behind, computed != 0, head,
-                      panel, H, ldq, ldk, ldv, ldf, ldb, ldy, bounded, bound, l2_eps, scale)
+            # Single tokens ahead of the chunks, then those behind them, in one place: scalar registers are few, as they are for keeping what is
+            # known of the request.
+            for phase in range(2):
+                computed, start, before, many, low, high, last = tokens_of(row, begin, end)
+                begun = gl.where(phase == 0, low, gl.maximum(before + many * CHUNK, low))
+                single = gl.where(phase == 0, gl.minimum(before, high), high) - begun
+                s = mixed(s, q, k, v, f, b, wq, wk, wv, a_log, dt_bias, past, y, start + begun, single, begun, computed != 0, head, panel, H,
+                          ldq, ldk, ldv, ldf, ldb, ldy, bounded, bound, l2_eps, scale)
+                ahead = (gl.maximum(low - before, 0) + CHUNK - 1) // CHUNK
+                chosen = gl.minimum((gl.maximum(high - before, 0) + CHUNK - 1) // CHUNK, many) - ahead
+                if (phase == 0) & (chosen > 0):
+                    here = start + before + ahead * CHUNK
+                    to = y + here.to(gl.int64) * ldy + head * D
+                    to = to.cast(gl.pointer_type(gl.bfloat16), bitcast=True)
+                    s = chunks(s, ws_w, ws_k, ws_u, ws_decay, to, 2 * ldy, here // CHUNK * H + head - first, chosen, panel, H)
             slot = gl.load(row + 5)
             if last >= end:
-                gl.store(carry + at, s)
+                gl.store(carry + first // size % 2 * (H * D * D) + at, s)
             elif slot != 0:
                 gl.store(state + slot.to(gl.int64) * lds + at, s)

@@ -383,17 +383,20 @@ def linear_attention():
         scratch = ["ws_w", "ws_q", "ws_k", "ws_u", "ws_a", "ws_decay"]
         vectors = ["q", "k", "v", "f", "wq", "wk", "wv", "dt_bias", "window", *scratch, "ldq", "ldk", "ldv", "ldf", "ldw"]
         yield variant("shipped", f"kda_mix_prepare_{w}", kda_prepare.prepare_mix,
-                      [STEP] + [F32] * 10 + [PLAIN[w]] + [BF16] * 5 + [F32] + [I32] * 9 + [FLOAT] * 3, {}, ["ceil(slab/64)", "H", "1"],
+                      [STEP] + [F32] * 10 + [PLAIN[w]] + [BF16] * 5 + [F32] + [I32] * 9 + [FLOAT] * 3, {}, ["pairs", "1", "1"],
                       vectors, num_stages=1)
         yield variant("shipped", f"kda_mix_scan_{w}", kda_scan.mix,
-                      [STEP] + [F32] * 10 + [PLAIN[w]] + [BF16] * 3 + [F32] * 3 + [I32] * 11 + [F32] * 2 + [I32] + [FLOAT] * 3, {},
+                      [STEP] + [F32] * 10 + [PLAIN[w]] + [BF16] * 3 + [F32] * 3 + [I32] * 11 + [F32, I32] + [FLOAT] * 3, {},
                       ["requests", "H", "8"],
-                      [v for v in vectors if v not in ("ws_q", "ws_a")] + ["state", "y", "carried", "carry", "lds", "ldy"],
+                      [v for v in vectors if v not in ("ws_q", "ws_a")] + ["state", "y", "carry", "lds", "ldy"],
                       warps=1, num_stages=1, **EXACTLY)
-        yield variant("shipped", f"kda_mix_finish_{w}", kda_finish.finish,
-                      [STEP] + [F32] * 5 + [PLAIN[w]] + [BF16] * 3 + [F32] + [I32] * 8 + [FLOAT], {"EACH": 8}, ["ceil(slab/EACH)", "H", "1"],
-                      ["q", "k", "v", "gate", "norm", "window", "ws_q", "ws_u", "ws_a", "y", "ldq", "ldk", "ldv", "ldg", "ldw", "ldy"],
-                      num_stages=1, **EXACTLY)
+        # Programs that fill the device with whole blocks take those.
+        for size, each in (("", 8), ("_long", 64)):
+            yield variant("shipped", f"kda_mix_finish{size}_{w}", kda_finish.finish,
+                          [STEP] + [F32] * 5 + [PLAIN[w]] + [BF16] * 3 + [F32] + [I32] * 8 + [FLOAT], {"EACH": each},
+                          ["pairs", "64/EACH", "1"],
+                          ["q", "k", "v", "gate", "norm", "window", "ws_q", "ws_u", "ws_a", "y", "ldq", "ldk", "ldv", "ldg", "ldw", "ldy"],
+                          num_stages=1, **EXACTLY)
     # A record's format, a window's; the factors of the gate projection as `linears` have them.
     for r, w in (("f32", "f32"), ("bf16", "f32"), ("bf16", "bf16")):
         for m, exact, bf in (("bf16", False, 64), ("bf16", True, 32), ("f32", True, 32)):

@@ -33,18 +33,18 @@ pub enum Extent {
         /// Work-groups per such share.
         times: u32,
     },
-    /// The same for those of the entries `from`..`from + most` that there are; none where there are no such entries.
+    /// Of the work-groups of [`Extent::Per`], those from `from` on, and `most` at most.
     Part {
         /// What is counted; not [`Vary::Fixed`].
         count: Vary,
-        /// The first entry.
-        from: u32,
-        /// Entries at most.
-        most: u32,
-        /// Entries per work-group.
+        /// Entries per share.
         each: u32,
-        /// Work-groups per such share.
+        /// Work-groups per share.
         times: u32,
+        /// The first one.
+        from: u32,
+        /// So many at most.
+        most: u32,
     },
     /// Enough for groups of at most `each` things of one kind, where every entry of what `count` counts brings `times` things
     /// and there are `plus` kinds: each kind leaves at most one group unfilled.
@@ -106,8 +106,8 @@ impl Extent {
         match self {
             Extent::Fixed(n) => n,
             Extent::Per { count, each, times } => of(count).div_ceil(each) * times,
-            Extent::Part { count, from, most, each, times } => {
-                of(count).saturating_sub(from).min(most).div_ceil(each) * times
+            Extent::Part { count, each, times, from, most } => {
+                (of(count).div_ceil(each) * times).saturating_sub(from).min(most)
             }
             Extent::Share { count, times, each, plus } => {
                 let things = of(count) * times;

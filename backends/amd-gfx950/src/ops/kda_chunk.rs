@@ -48,16 +48,19 @@ fn support(op: &OpDesc, settings: &Settings) -> Support {
     support
 }
 
-/// Scratch of a program of so many tokens and heads of a padded size.
-pub(super) fn scratch_bytes(tokens: usize, heads: usize, size: usize, settings: &Settings) -> usize {
+/// Scratch of a chunk of a head of a padded size.
+pub(super) fn slot_bytes(size: usize, settings: &Settings) -> usize {
     let [factors @ .., decay] = parts(size);
-    let bytes = factors.iter().sum::<usize>() * settings.factor_bytes() + decay * 4;
-    if tokens < CHUNK { 0 } else { tokens.div_ceil(CHUNK) * heads * bytes }
+    factors.iter().sum::<usize>() * settings.factor_bytes() + decay * 4
 }
 
-/// The same as arguments of `prepare` and `scan`, from the op's workspace on.
-pub(super) fn scratch(op: &BoundOp<'_>, tokens: usize, heads: usize, size: usize) -> [(&'static str, Argument); 6] {
-    let slots = tokens.div_ceil(CHUNK) * heads;
+/// Scratch of a program of so many tokens and heads of a padded size.
+pub(super) fn scratch_bytes(tokens: usize, heads: usize, size: usize, settings: &Settings) -> usize {
+    if tokens < CHUNK { 0 } else { tokens.div_ceil(CHUNK) * heads * slot_bytes(size, settings) }
+}
+
+/// So many slots as arguments of `prepare` and `scan`, from the op's workspace on.
+pub(super) fn scratch(op: &BoundOp<'_>, slots: usize, size: usize) -> [(&'static str, Argument); 6] {
     let mut at = op.workspace;
     let [w, q, k, u, a, decay] = parts(size).map(|values| {
         let part = Argument::Pointer(at);
@@ -74,7 +77,7 @@ pub(super) fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     }
     let (heads, keys, values) = (q.tensor.dims[1], q.tensor.dims[2], v.tensor.dims[2]);
     let size = padded(keys, values).expect("supported");
-    let scratch = scratch(op, q.tensor.dims[0], heads, size);
+    let scratch = scratch(op, q.tensor.dims[0].div_ceil(CHUNK) * heads, size);
     let inputs = [
         op.step(),
         ("q", q.pointer()),

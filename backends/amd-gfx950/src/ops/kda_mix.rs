@@ -36,12 +36,15 @@ use crate::{
 
 /// Head size and taps that the kernels of whole layers are made for.
 const FUSED: (u64, u64) = (128, 4);
-/// Tokens per work-group of the last launch, the kernel's `EACH`.
-const NORMED: u32 = 8;
-/// Most chunks of a slab: of a head, and of all heads together. The latter make 38 MB of factors, which memory gets once, at the end; smaller
-/// slabs would be more launches. The former is what Kimi's 12 heads have.
-const SLAB: usize = 43;
-const SLAB_OF_ALL: usize = 12 * SLAB;
+/// Slabs of so many chunks fill the device when the last launch takes a chunk per work-group; others take it in parts, of eight tokens.
+const WHOLE: usize = 256;
+const PARTS: u32 = 8;
+/// Most chunks of a slab, all heads together: two work-groups of preparation for every compute unit. They have 38 MB of factors, which
+/// memory gets once, at the end; smaller slabs would be more launches.
+const SLAB: usize = 512;
+/// Somewhat more of each head than Kimi's 12 have: slabs of fewer heads are smaller, so that tests reach a second one, and end inside a block
+/// of 64 tokens as Kimi's do.
+const SLAB_OF_HEAD: usize = 43;
 /// States that are handed over: one slab's is read while the next one's is written.
 const CARRIED: usize = 2;
 /// Values of [T, C] between the parts: three behind the convolution, q and k of unit length, decay, output.
@@ -86,7 +89,7 @@ fn support(op: &OpDesc, settings: &Settings) -> Support {
     };
     if form == Form::Chunks {
         let mut support = settings.rounded(Support::yes("kda_mix, three launches per slab"));
-        let scratch = kda_chunk::scratch_bytes(slab(tokens, heads), heads, size, settings);
+        let scratch = kda_chunk::slot_bytes(size, settings) * slab(tokens, heads);
         support.workspace_bytes = (scratch + CARRIED * state_bytes(heads, dim as usize)) as u64;
         return support;
     }
@@ -105,11 +108,9 @@ fn value_bytes(tokens: usize, width: usize) -> usize {
     (tokens * width * 4).next_multiple_of(256)
 }
 
-/// Tokens of a slab for so many at most, whole chunks; slabs are as equal as chunks allow.
+/// Pairs of a block of 64 tokens and a head in a slab, for so many tokens at most.
 fn slab(tokens: usize, heads: usize) -> usize {
-    let chunks = tokens.div_ceil(CHUNK);
-    let slabs = chunks.div_ceil((SLAB_OF_ALL / heads).clamp(1, SLAB));
-    chunks.div_ceil(slabs) * CHUNK
+    (tokens.div_ceil(CHUNK) * heads).min(SLAB).min(SLAB_OF_HEAD * heads - 1).max(1)
 }
 
 /// Bytes of a request's state.
@@ -182,38 +183,33 @@ fn plan_chunks(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let (tokens, heads, dim) = (q.tensor.dims[0], y.tensor.dims[1], y.tensor.dims[2]);
     let format = format_name(window.tensor.dtype).expect("supported");
     let slab = slab(tokens, heads);
-    let carried = op.workspace + kda_chunk::scratch_bytes(slab, heads, dim, op.settings) as u64;
-    let carried = [0, 1].map(|i| Argument::Pointer(carried + (i * state_bytes(heads, dim)) as u64));
     let mut all = arguments(op);
-    all.extend(kda_chunk::scratch(op, slab, heads, dim));
-    let heads = Extent::Fixed(heads as u32);
-    for (i, begin) in (0..tokens).step_by(slab).enumerate() {
-        let mut all = all.clone();
-        all.extend([("begin", int(begin)), ("end", int(begin + slab))]);
-        all.extend([("carried", carried[(i + 1) % CARRIED]), ("carry", carried[i % CARRIED])]);
+    all.extend(kda_chunk::scratch(op, slab, dim));
+    let carry = op.workspace + (kda_chunk::slot_bytes(dim, op.settings) * slab) as u64;
+    all.extend([("size", int(slab)), ("carry", Argument::Pointer(carry))]);
+    let long = if slab < WHOLE { "" } else { "_long" };
+    for first in (0..tokens.div_ceil(CHUNK) * heads).step_by(slab) {
         let without = |names: &str| {
             let names: Vec<_> = names.split(' ').collect();
-            all.iter().filter(|(name, _)| !names.contains(name)).copied().collect::<Vec<_>>()
+            let all = all.iter().filter(|(name, _)| !names.contains(name)).copied();
+            all.chain([("first", int(first))]).collect::<Vec<_>>()
         };
-        let part = |most: usize, each: u32, times: usize| Extent::Part {
-            count: Vary::Tokens,
-            from: begin as u32,
-            most: most as u32,
-            each,
-            times: times as u32,
-        };
-
-        let prepare = without("gate norm state y ldg lds ldy end carried carry norm_eps");
-        let grid = [part(slab, CHUNK as u32, 1), heads, Extent::ONE];
-        plan.launch(&format!("kda_mix_prepare_{format}"), grid, &prepare)?;
-        let scan = without("gate norm ws_q ws_a ldg norm_eps");
         // None in a step that does not reach the slab.
-        let panels = part(1, 1, dim / kda_chunk::VALUES);
-        plan.launch(&format!("kda_mix_scan_{format}"), [REQUESTS, heads, panels], &scan)?;
-        let finish = without(
-            "f b wq wk wv a_log dt_bias state ws_w ws_k ws_decay ldf ldb lds end carried carry bounded bound l2_eps scale",
-        );
-        plan.launch(&format!("kda_mix_finish_{format}"), [part(slab, NORMED, 1), heads, Extent::ONE], &finish)?;
+        let pairs = |most: usize| Extent::Part {
+            count: Vary::Tokens,
+            each: CHUNK as u32,
+            times: heads as u32,
+            from: first as u32,
+            most: most as u32,
+        };
+        let prepare = without("gate norm state y ldg lds ldy size carry norm_eps");
+        plan.launch(&format!("kda_mix_prepare_{format}"), [pairs(slab), Extent::ONE, Extent::ONE], &prepare)?;
+        let grid = [REQUESTS, pairs(heads), Extent::Fixed((dim / kda_chunk::VALUES) as u32)];
+        plan.launch(&format!("kda_mix_scan_{format}"), grid, &without("gate norm ws_q ws_a ldg norm_eps"))?;
+        let unused =
+            "f b wq wk wv a_log dt_bias state ws_w ws_k ws_decay ldf ldb lds size carry bounded bound l2_eps scale";
+        let parts = Extent::Fixed(if slab < WHOLE { PARTS } else { 1 });
+        plan.launch(&format!("kda_mix_finish{long}_{format}"), [pairs(slab), parts, Extent::ONE], &without(unused))?;
     }
     Ok(())
 }
@@ -272,12 +268,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slabs_are_whole_chunks_and_almost_equal() {
-        assert_eq!([64, 100, 2752, 2753, 8192].map(|tokens| slab(tokens, 12)), [64, 128, 2752, 1408, 2752]);
-        assert_eq!([1, 24, 96, 2000].map(|heads| slab(8192, heads)), [2752, 1216, 320, 64]);
-        for tokens in (64..20_000).step_by(37) {
-            let (each, chunks) = (slab(tokens, 12) / CHUNK, tokens.div_ceil(CHUNK));
-            assert!(each <= SLAB && chunks.div_ceil(each) <= chunks.div_ceil(SLAB), "{tokens}");
-        }
+    fn slabs_of_kimi_and_of_few_heads() {
+        assert_eq!([64, 100, 2730, 2731, 8192].map(|tokens| slab(tokens, 12)), [12, 24, 512, 512, 512]);
+        assert_eq!([1, 2, 6, 96, 2000].map(|heads| slab(8192, heads)), [42, 85, 257, 512, 512]);
     }
 }
