@@ -13,12 +13,15 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.amd import cdna4
 
 import step as st
-from elementwise import sigmoid
+from elementwise import LOG2_E, sigmoid
 from kda_decode import pairs
+from kda_prepare import reciprocal
 
 D = gl.constexpr(128)
 CHUNK = gl.constexpr(64)
 NOWHERE = gl.constexpr(2147483647)
+# Tokens, one a lane, all in every wave.
+LANES = gl.constexpr(gl.BlockedLayout([1], [64], [4], [0]))
 # [token, channel]: half a wave has a head of a token.
 TILE = gl.constexpr(gl.BlockedLayout([1, 4], [2, 32], [4, 1], [1, 0]))
 TOKEN = gl.constexpr(gl.SliceLayout(1, TILE))
@@ -74,11 +77,6 @@ def outputs(ws_q, ws_u, ws_a, states):
 
 
 @gluon.jit
-def normed(x, mean, x_g, weight, eps):
-    return x * (1.0 / gl.sqrt_rn(mean + eps))[:, None] * weight[None, :] * sigmoid(x_g)
-
-
-@gluon.jit
 def finish(step, q, k, v, gate, norm, window, ws_q, ws_u, ws_a, y, H, ldq, ldk, ldv, ldg, ldw, ldy, first, norm_eps, EACH: gl.constexpr):
     """y = gated norm of what `kda_scan.mix` left of a slab; grid (pairs of a block and a head in the slab, 64 / EACH), the pairs being those of
     the step, by block, from `first` on.
@@ -91,30 +89,31 @@ def finish(step, q, k, v, gate, norm, window, ws_q, ws_u, ws_a, y, H, ldq, ldk, 
     n_tokens = gl.load(step + st.N_TOKENS)
     begin = pair // H * CHUNK + gl.program_id(1) * EACH
     if begin < n_tokens:
-        t = begin + gl.arange(0, EACH, layout=TOKEN)
+        t = begin + gl.arange(0, EACH, layout=LANES)
         known = t < n_tokens
         tokens = step + gl.load(step + st.TOKENS_OFFSET) // 4 + t * st.TOKEN_WORDS
         rows_at = step + gl.load(step + st.ROWS_OFFSET) // 4
-        request = rows_at + gl.load(tokens + 2, mask=known, other=0) * st.ROW_WORDS
-        computed = gl.load(request + 1, mask=known, other=0)
-        length = gl.load(request + 3, mask=known, other=0)
-        ends = gl.load(request + 2, mask=known, other=0) + length - 1
+        request = gl.load(tokens + 2, mask=known, other=0) * st.ROW_WORDS
+        computed = gl.load(rows_at + request + 1, mask=known, other=0)
+        length = gl.load(rows_at + request + 3, mask=known, other=0)
+        ends = gl.load(rows_at + request + 2, mask=known, other=0) + length - 1
         position = gl.load(tokens + 1, mask=known, other=0)
         edge = position - position % CHUNK
         whole = (edge >= computed) & (edge + CHUNK <= computed + length)
         c = gl.arange(0, D, layout=CHANNEL)
         of_c = (head * D + c)[None, :]
+        near = gl.arange(0, EACH, layout=TOKEN)
 
-        single = known & (whole == 0)
-        if gl.max(single.to(gl.int32), axis=0) != 0:
+        single = (known & (whole == 0)).to(gl.int32)
+        if gl.max(single, axis=0) != 0:
             # Offsets from the tile's first token.
             at = begin.to(gl.int64)
-            near = gl.arange(0, EACH, layout=TOKEN)[:, None]
-            x = cdna4.buffer_load(y + at * ldy, near * ldy + of_c, mask=single[:, None])
-            x_g = cdna4.buffer_load(gate + at * ldg, near * ldg + of_c, mask=single[:, None])
+            mask = (gl.convert_layout(single, TOKEN) != 0)[:, None]
+            x = cdna4.buffer_load(y + at * ldy, near[:, None] * ldy + of_c, mask=mask)
+            x_g = cdna4.buffer_load(gate + at * ldg, near[:, None] * ldg + of_c, mask=mask)
             mean = gl.convert_layout(pairs(x * x), TOKEN) / D
-            out = normed(x, mean, x_g, cdna4.buffer_load(norm, c), norm_eps)
-            cdna4.buffer_store(out, y + at * ldy, near * ldy + of_c, mask=single[:, None])
+            out = x * (1.0 / gl.sqrt_rn(mean + norm_eps))[:, None] * cdna4.buffer_load(norm, c)[None, :] * sigmoid(x_g)
+            cdna4.buffer_store(out, y + at * ldy, near[:, None] * ldy + of_c, mask=mask)
 
         chunk = gl.min(gl.where(known & whole & (position == edge), t, NOWHERE), axis=0)
         if chunk != NOWHERE:
@@ -123,16 +122,17 @@ def finish(step, q, k, v, gate, norm, window, ws_q, ws_u, ws_a, y, H, ldq, ldk, 
             to = y + at * ldy + head * D
             states = (to.cast(gl.pointer_type(gl.bfloat16), bitcast=True), 2 * ldy)
             x = outputs(ws_q + slot * CHUNK * D, ws_u + slot * CHUNK * D, ws_a + slot * CHUNK * CHUNK, states)
-            value = gl.arange(0, D, layout=gl.SliceLayout(0, OUT))
             x_g = cdna4.buffer_load(gate + at * ldg + head * D, rows(CHUNK, ldg, D, OUT))
-            out = normed(x, gl.sum(x * x, axis=1) / D, x_g, cdna4.buffer_load(norm, value), norm_eps)
-            cdna4.buffer_store(out, to, rows(CHUNK, ldy, D, OUT))
+            weight = cdna4.buffer_load(norm, gl.arange(0, D, layout=gl.SliceLayout(0, OUT)))
+            # No single token has these bits, so quotients may be short ones.
+            x = x * gl.rsqrt(gl.sum(x * x, axis=1) / D + norm_eps)[:, None] * weight[None, :]
+            cdna4.buffer_store(x * reciprocal(1.0 + gl.exp2(x_g * -LOG2_E)), to, rows(CHUNK, ldy, D, OUT))
 
-        last = known & (t == ends) & (gl.load(request + 5, mask=known, other=0) != 0)
-        if gl.max(last.to(gl.int32), axis=0) != 0:
+        last = (known & (t == ends) & (gl.load(rows_at + request + 5, mask=known, other=0) != 0)).to(gl.int32)
+        if gl.max(last, axis=0) != 0:
             pitch = 3 * H * D
-            mine = last[:, None] & (c >= 0)[None, :]
-            token, row = t[:, None], request[:, None]
+            mine = (gl.convert_layout(last, TOKEN) != 0)[:, None] & (c >= 0)[None, :]
+            token, row = (begin + near)[:, None], rows_at + gl.convert_layout(request, TOKEN)[:, None]
             move(q + of_c, ldq, window + of_c, ldw, pitch, token, row, mine)
             move(k + of_c, ldk, window + H * D + of_c, ldw, pitch, token, row, mine)
             move(v + of_c, ldv, window + 2 * H * D + of_c, ldw, pitch, token, row, mine)

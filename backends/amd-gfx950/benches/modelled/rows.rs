@@ -151,7 +151,7 @@ fn attn_res(tokens: usize) -> Op {
     op
 }
 
-/// The same in two parts, of which the first may run early; scores are there already.
+/// The same in two parts, of which the first runs early, so that its sum has to be stored; scores are there already.
 fn attn_res_parts(tokens: usize) -> Vec<Op> {
     let mut partial = Op::new(OpKind::AttnResPartial, &[(0, tokens)]).attrs(&[8, 1], &[]);
     for _snapshot in 0..8 {
@@ -162,7 +162,7 @@ fn attn_res_parts(tokens: usize) -> Vec<Op> {
     }
     let combine = Op::new(OpKind::AttnResCombine, &[(0, tokens)]).attrs(&[], &[1e-5]);
     let combine = combine.weight(DType::F32, &[HIDDEN]).weight(DType::F32, &[HIDDEN]).value(&[HIDDEN]).value(&[2]);
-    vec![partial.value(&[HIDDEN]).value(&[2]), combine.value(&[HIDDEN]).value(&[HIDDEN])]
+    vec![partial.value(&[HIDDEN]).value(&[2]).apart(), combine.value(&[HIDDEN]).value(&[HIDDEN])]
 }
 
 /// Routes of tokens to different experts, evenly drawn.

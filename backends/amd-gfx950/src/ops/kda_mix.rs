@@ -36,8 +36,9 @@ use crate::{
 
 /// Head size and taps that the kernels of whole layers are made for.
 const FUSED: (u64, u64) = (128, 4);
-/// Slabs of so many chunks fill the device when the last launch takes a chunk per work-group; others take it in parts, of eight tokens.
-const WHOLE: usize = 256;
+/// From so many pairs on, a work-group of the last launch takes a block of 64 tokens; below, where steps may be batches that decode, it
+/// takes one of so many parts of it, since more work-groups draw more of the memory's speed.
+const WHOLE: usize = 64;
 const PARTS: u32 = 8;
 /// Most chunks of a slab, all heads together: two work-groups of preparation for every compute unit. They have 38 MB of factors, which
 /// memory gets once, at the end; smaller slabs would be more launches.

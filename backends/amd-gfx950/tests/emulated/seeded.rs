@@ -245,6 +245,23 @@ fn strong_decay_overflows_in_a_layer() {
     caught_by_layers("strong_decay_overflows_in_a_layer", kda_mix::STRONG, "kda_prepare.py", from, to);
 }
 
+/// 98: a request that goes on in the next slab begins anew there. The check is one made for slabs.
+#[test]
+fn a_slab_begins_without_a_state() {
+    let bug = Bug {
+        file: "kda_scan.py",
+        from: "if start < begin:",
+        to: "if start < 0:",
+        kernels: "kda_mix_prepare_bf16,kda_mix_scan_bf16,kda_mix_finish_bf16,kda_mix_finish_long_bf16",
+        op: "kda_mix",
+        check: "slabs_of_tokens_change_no_bit",
+    };
+    let Some(folder) = planted("a_slab_begins_without_a_state", &bug) else { return };
+    let [together, alone] = kda_mix::slabs().expect("the bug's kernels were just made");
+    std::fs::remove_dir_all(&folder).unwrap();
+    assert!(together != alone, "not caught by {}", bug.check);
+}
+
 /// 117: decay ratios inside a tile are formed as products whatever the gate. The suite's gates are too weak for that, so the
 /// check is one made for strong gates.
 #[test]
