@@ -133,7 +133,8 @@ def filtered(x0, x1, x2, x3, w0, w1, w2, w3):
 @gluon.jit
 def mixed(s, q, k, v, f, b, wq, wk, wv, a_log, dt_bias, past, y, first, n, begun, started, head, panel, H, ldq, ldk, ldv, ldf, ldb, ldy,
           bounded, bound, l2_eps, scale):
-    """`tokens` from the layer's own inputs: the arithmetic of the single ops, in their order. `past` is the request's window."""
+    """The state behind tokens first .. first + n of PV values, from the layer's inputs: the arithmetic of the single ops, in their order.
+    `past` is the request's window, `begun` of its tokens are ahead of `first` in the step."""
     if n > 0:
         kind = gl.arange(0, 2, layout=STREAM)[:, None]
         tile = (head * D + gl.arange(0, D, layout=KEYS))[None, :]
@@ -205,8 +206,8 @@ def tokens_of(row, begin, end):
 @gluon.jit
 def mix(step, q, k, v, f, b, wq, wk, wv, a_log, dt_bias, window, ws_w, ws_k, ws_u, ws_decay, state, y, H, ldq, ldk, ldv, ldf,
         ldb, ldw, lds, ldy, first, size, carry, bounded, bound, l2_eps, scale):
-    """A request's tokens over PV values of a head, before the gated norm; grid (requests, H or what a
-    shorter slab has, D / PV). The window is read and not moved.
+    """A request's tokens over PV values of a head, before the gated norm; grid (requests, heads of the slab, D / PV). The window is
+    read and not moved.
 
     A launch does what begins in a slab: of all pairs of a block of 64 tokens of the step and a head, by block, `size` from `first` on. They
     are single tokens, and chunks that may reach beyond it. The one request that began ahead of it finds its state in one half of `carry`,
@@ -231,8 +232,8 @@ def mix(step, q, k, v, f, b, wq, wk, wv, a_log, dt_bias, window, ws_w, ws_k, ws_
                 s = gl.load(carry + (first // size + 1) % 2 * (H * D * D) + at)
             elif computed != 0:
                 s = gl.load(state + gl.load(row + 4).to(gl.int64) * lds + at)
-            # Single tokens ahead of the chunks, then those behind them, in one place: scalar registers are few, as they are for keeping what is
-            # known of the request.
+            # Single tokens ahead of the chunks, then those behind them, by one piece of code, and the request is read again: scalar
+            # registers are few.
             for phase in range(2):
                 computed, start, before, many, low, high, last = tokens_of(row, begin, end)
                 begun = gl.where(phase == 0, low, gl.maximum(before + many * CHUNK, low))
