@@ -252,7 +252,7 @@ fn a_slab_begins_without_a_state() {
         file: "kda_scan.py",
         from: "if start < begin:",
         to: "if start < 0:",
-        kernels: "kda_mix_prepare_bf16,kda_mix_scan_bf16,kda_mix_finish_bf16,kda_mix_finish_long_bf16",
+        kernels: "kda_mix_prepare_bf16,kda_mix_scan_bf16,kda_mix_finish,kda_decode_bf16",
         op: "kda_mix",
         check: "slabs_of_tokens_change_no_bit",
     };
