@@ -8,6 +8,7 @@ does so for a tile of tokens, projects the sums to values, and gates these.
 import triton
 import triton.language as tl
 
+import mla_parts as parts
 import step as st
 from elementwise import sigmoid
 
@@ -60,6 +61,7 @@ def deal(step, flags, plan, TQ, split_bits, B: tl.constexpr):
             tl.store(item + 4, n, mask=inside)
             tl.store(item + 5, limit, mask=inside)
             tl.store(item + 6, split, mask=inside)
+            tl.store(item + 7, 0, mask=inside)
         if r == n_rows - 1:
             tl.store(plan, before + count)
 
@@ -74,7 +76,7 @@ def added(partial, sums, place, n, R: tl.constexpr, AHEAD: tl.constexpr):
         for i in tl.static_range(AHEAD):
             # Parts behind the last one repeat it with no weight.
             part = place + tl.minimum(at + i, n - 1)
-            mean = tl.load(partial + part * R + c).to(tl.float32)
+            mean = parts.load(partial, part, c)
             score = tl.load(sums + part * 2)
             weight = tl.where(at + i < n, tl.load(sums + part * 2 + 1), 0.0)
             peak = tl.maximum(top, score)
@@ -90,7 +92,7 @@ def added(partial, sums, place, n, R: tl.constexpr, AHEAD: tl.constexpr):
 def merge(step, partial, sums, y, H, NS, split_bits, ldy, R: tl.constexpr, AHEAD: tl.constexpr):
     """y[t, h] of the tokens that see several splits, from their parts (`mla_decode.decode`); grid (tokens, H).
 
-    Each part is a mean of its rows in bf16 with the greatest score and the weights' sum in f32.
+    Each part is a mean of its rows (`mla_parts`) with the greatest score and the weights' sum in f32.
     """
     t = tl.program_id(0)
     if t < tl.load(step + st.N_TOKENS):

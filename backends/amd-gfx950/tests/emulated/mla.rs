@@ -98,7 +98,7 @@ impl Case {
         let (rows, fold) = (way.rows, way.fold);
         let poison = |bytes: usize| Buffer::with(device, &vec![0xff; bytes]).unwrap();
         let (list, y) = (poison(64 + 32 * tokens * splits), poison(tokens * HEADS * LATENT * 4));
-        let (partial, sums) = (poison(tokens * HEADS * splits * LATENT * 2), poison(tokens * HEADS * splits * 8));
+        let (partial, sums) = (poison(tokens * HEADS * splits * 768), poison(tokens * HEADS * splits * 8));
         let queue = Queue::new(device).unwrap();
         let launch = |name: &str, groups: [u32; 3], arguments: &[(&str, Argument)]| {
             let kernel = Kernel::load(device, manifest, name).unwrap();

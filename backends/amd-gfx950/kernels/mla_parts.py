@@ -1,0 +1,91 @@
+"""Parts of split latent attention in memory: the means of a split's values in 12 bits each, a quarter less than bf16, half its error.
+
+Four neighbouring columns share a step, the power of two by which the greatest of them is less than 512, and each is a whole number of steps
+in -511..511, rounded to nearest even: at most 2^-9 of the greatest of the four off, which bf16 is of each. 48 bits: three times ten and
+two of the fourth in a word, its other eight and the step's exponent in a half. A part of 512 columns has its 128 words and behind
+them its 128 halves, six lines of memory. A value that is no number, or 2^120 and more, makes its four no numbers.
+
+A lane of the matrix instructions' results has four neighbouring columns of a row, so packing needs no exchange. Rejected: longer
+splits, which move as few bytes and leave one request fewer work-groups; bytes with a step for four columns or sixteen, whose error is
+four times as large; twelve bits with a step for a whole row, which one large column would take from all others.
+"""
+
+import triton
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.amd import hint
+
+# Columns that share a step, and words of a part.
+FOUR = tl.constexpr(4)
+PART = tl.constexpr(192)
+# 1.5 * 2^23: added to a number below 2^22, it leaves the nearest integer in the low bits.
+ROUNDER = tl.constexpr(12582912.0)
+ALL = tl.constexpr(tl.PropagateNan.ALL)
+
+
+@gluon.jit
+def larger(a, b):
+    return gl.maximum(a, b, propagate_nan=ALL)
+
+
+@gluon.jit
+def field_of(x):
+    """The exponent field of the step of each four in x [.., 4]: 1 or more, since a denormal has no inverse; 255 is no number."""
+    peak = gl.reduce(gl.abs(x), 2, larger).to(gl.uint32, bitcast=True)
+    # What would be rounded to 512 steps takes the next power of two.
+    field = ((peak + 0x4000) >> 23).to(gl.int32) - 8
+    # 247 is an exponent field of 255: no comparison, for its mask would take scalar registers.
+    return gl.maximum(gl.minimum(field + ((field + 9) >> 8 << 3), 255), 1)
+
+
+@gluon.jit
+def counted(x, field):
+    """x as numbers of steps, in the low bits behind those of ROUNDER."""
+    return gl.fma(x, ((254 - field) << 23).to(gl.float32, bitcast=True)[:, :, None], ROUNDER)
+
+
+@gluon.jit
+def rounded(x, N: gl.constexpr):
+    """x [N, 512] as `load` gives it back when `store` has stored it."""
+    layout: gl.constexpr = x.type.layout
+    fours = x.reshape([N, 128, 4])
+    field = field_of(fours)
+    # Else constants of the multiplications come earlier, where scalar registers are scarce.
+    hint.sched_barrier()
+    step = (field << 23).to(gl.float32, bitcast=True)[:, :, None]
+    fours = (counted(fours, field) - ROUNDER) * step
+    return gl.convert_layout(fours.reshape([N, 512]), layout, assert_trivial=True)
+
+
+@gluon.jit
+def packed(x, N: gl.constexpr):
+    """Words and halves of x [N, 512], [N, 128] each."""
+    fours = x.reshape([N, 128, 4])
+    field = field_of(fours)
+    even, odd = gl.split(counted(fours, field).to(gl.int32, bitcast=True).reshape([N, 128, 2, 2]))
+    a, c = gl.split(even)
+    b, d = gl.split(odd)
+    field = gl.convert_layout(field, a.type.layout, assert_trivial=True)
+    words = (a & 1023) | ((b & 1023) << 10) | ((c & 1023) << 20) | (d << 30)
+    return words, (((d >> 2) & 255) | (field << 8)).to(gl.int16)
+
+
+@gluon.jit
+def store(partial, place, words, halves, kept):
+    """Stores parts where kept; place [N]."""
+    j = gl.arange(0, 128, layout=gl.SliceLayout(0, words.type.layout))[None, :]
+    to = partial + (place * PART)[:, None]
+    gl.store(to + j, words, mask=kept[:, None])
+    gl.store((to + 128).to(gl.pointer_type(gl.int16), bitcast=True) + j, halves, mask=kept[:, None])
+
+
+@triton.jit
+def load(partial, place, c):
+    """Columns c of the part at `place`."""
+    at = partial + place * PART
+    word = tl.load(at + c // FOUR)
+    half = tl.load((at + 128).to(tl.pointer_type(tl.int16), bitcast=True) + c // FOUR).to(tl.int32)
+    # Of the last column, the word has two bits.
+    high = tl.where(c % FOUR == 3, (half << 24) | ((word >> 8) & 0xC00000), word << (22 - c % FOUR * 10))
+    return (high >> 22).to(tl.float32) * ((half & 0xFF00) << 15).to(tl.float32, bitcast=True)
