@@ -136,9 +136,11 @@ def pairs_of(first, pairs, H, position, at, N: gl.constexpr, layout: gl.constexp
 @gluon.jit
 def finish(out, y, partial, item, H, split, split_bits, NS, ldy, FOLD: gl.constexpr, AT: gl.constexpr, N: gl.constexpr,
            TIGHT: gl.constexpr, layout: gl.constexpr):
-    """Stores means of a split: results where the pair's token sees one split alone, else, without FOLD, parts for `merge`. What
-    it needs of the item comes from the list again, and TIGHT a zero, without which
-    addresses that need nothing of it would be kept through the loop."""
+    """Stores means of a split: results where the pair's token sees one split alone, else, without FOLD, parts for `merge`.
+
+    What it needs of the item comes from the list again: kept through the loop, it would cost registers. With TIGHT rows begin at a
+    zero from there, else addresses that need nothing of the item were kept, and few rows are packed at a time.
+    """
     EACH: gl.constexpr = 16 if TIGHT else N
     start = AT
     if TIGHT:
@@ -184,8 +186,8 @@ def decode(plan, q, cache, table, y, partial, sums, H, width, page_bits, split_b
     are taken in turn.
 
     Tiles have at most RA + RB rows, which are summed; ROWS are scored. partial [T, H, NS, 192] (`mla_parts`) and
-    sums [T, H, NS, 2] (greatest score in bits, sum of weights) are for `merge`. `scale` is in bits. Pages are of 2^page_bits tokens, a multiple of
-    KEYS, splits of 2^split_bits.
+    sums [T, H, NS, 2] (greatest score in bits, sum of weights) are for `merge`. `scale` is in bits. Pages are of 2^page_bits
+    tokens, a multiple of KEYS, splits of 2^split_bits.
     """
     NW: gl.constexpr = gl.num_warps()
     # Rows for two waves' worth of registers: loads are kept where they are needed, and looked up late.

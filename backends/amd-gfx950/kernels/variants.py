@@ -289,11 +289,11 @@ def mlas():
     for name, flags in (("", []), ("_rest", ["*i32"])):
         yield variant("shipped", f"mla_deal{name}", mla_split.deal, [STEP, *flags, "*i32", I32, I32],
                       {"B": 64, **({} if flags else {"flags": None})}, ["rows", "1", "1"], [], warps=1)
-    yield variant("shipped", "mla_merge", mla_split.merge, [STEP, "*i32", F32, F32] + [I32] * 4, {"R": 512, "AHEAD": 8},
-                  ["tokens", "H", "1"], ["partial", "sums", "y", "ldy"], warps=8)
+    yield variant("shipped", "mla_merge", mla_split.merge, [STEP, "*i32", F32, F32] + [I32] * 4, {"R": 512, "B": 128, "AHEAD": 8},
+                  ["tokens", "H", "R/B"], ["partial", "sums", "y", "ldy"], warps=2)
     yield variant("shipped", "mla_settle", mla_split.settle, [STEP, "*i32", *[F32] * 2, BF16, *[F32] * 2] + [I32] * 7,
                   {"R": 512, "BN": 32, "AHEAD": 16}, ["tokens", "H", "V/BN"], ["partial", "sums", "mixed", "w", "gate", "y", "V", "ldw"],
-                  warps=8, num_stages=1, matrix_instr_nonkdim=16)
+                  warps=4, num_stages=1, matrix_instr_nonkdim=16)
     full = ["x", "w", "gate", "y", "N", "K", "xh", "yh", "ldw", "ldx", "ldy"]
     for name, flags in (("", []), ("_rest", ["*i32"])):
         for kind, absorb in (("gated_value", False), ("absorb", True)):

@@ -23,6 +23,8 @@ const ROWS: [usize; 3] = [16, 48, 96];
 const PARTS_MAX: u64 = 2 << 30;
 /// Bytes of a part: 512 values of 12 bits (`kernels/mla_parts.py`).
 const PART_BYTES: u64 = 768;
+/// Work-groups of `mla_merge` per token and head, 128 columns each.
+const MERGED: u32 = 4;
 /// Bytes per item of the list of work, and of its head.
 const ITEM_BYTES: u64 = 32;
 const HEAD_BYTES: u64 = 64;
@@ -178,7 +180,11 @@ impl Split {
             ("split_bits", parts.split_bits),
             ("ldy", y.stride()),
         ];
-        Ok(plan.launch("mla_merge", [q.rows(1), Extent::Fixed(self.heads as u32), Extent::ONE], &arguments)?)
+        Ok(plan.launch(
+            "mla_merge",
+            [q.rows(1), Extent::Fixed(self.heads as u32), Extent::Fixed(MERGED)],
+            &arguments,
+        )?)
     }
 }
 
