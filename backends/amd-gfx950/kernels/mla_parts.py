@@ -48,14 +48,17 @@ def counted(x, field):
 
 @gluon.jit
 def rounded(x, N: gl.constexpr):
-    """x [N, 512] as `load` gives it back once it was stored."""
+    """x [N, 512] as `load` gives it back once it was stored: the same steps, with fewer instructions since no byte is made of them."""
     layout: gl.constexpr = x.type.layout
     fours = x.reshape([N, 128, 4])
-    field = field_of(fours)
+    peak = gl.reduce(gl.abs(fours), 2, larger).to(gl.int32, bitcast=True)
+    # 2^8 steps; the inverse of a step has the exponent field 262 less that of these.
+    power = gl.maximum(gl.minimum(peak, 0x7F800000) + 0x4000 & 0x7F800000, 9 << 23)
     # Else constants of the multiplications come earlier, where scalar registers are scarce.
     hint.sched_barrier()
-    step = (field << 23).to(gl.float32, bitcast=True)[:, :, None]
-    fours = (counted(fours, field) - ROUNDER) * step
+    counts = gl.fma(fours, (-0x7D000000 - power).to(gl.float32, bitcast=True)[:, :, None], ROUNDER)
+    step = power.to(gl.float32, bitcast=True) * 0.00390625
+    fours = (counts - ROUNDER) * step[:, :, None]
     return gl.convert_layout(fours.reshape([N, 512]), layout, assert_trivial=True)
 
 

@@ -295,7 +295,7 @@ latent_bugs! {
     a_part_wraps_at_its_greatest_value: "(peak + 0x4000)" => "peak",
         "wrong numbers";
     /// What walks all splits of a tile rounds less than what leaves parts of them.
-    a_fold_rounds_to_other_steps: "field = field_of(fours)\n    # Else" => "field = field_of(fours) - 1\n    # Else",
+    a_fold_rounds_to_other_steps: "0x7F800000, 9 << 23)" => "0x7F800000, 9 << 23) - (1 << 23)",
         "other bits";
 }
 
