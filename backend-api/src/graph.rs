@@ -105,7 +105,7 @@ pub enum Ref {
         /// Index into `Graph::components`.
         component: usize,
     },
-    /// Slots of token ids sampled on the device, `[table rows + 1]` of i32; they outlive a step.
+    /// Slots of token ids sampled on the device, `[1 + table rows + logit rows]` of i32; they outlive a step.
     Relay,
 }
 

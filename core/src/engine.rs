@@ -38,7 +38,7 @@ use crate::{
     request::{Event, FinishReason, Request, RequestId},
     sampler::{
         History, Sampler,
-        device::{HostOnly, Sampled},
+        device::{HostOnly, SampledPasses},
     },
     scheduler::{
         decision::Decisions,
@@ -136,7 +136,7 @@ pub struct Plan {
     pub n_decode_tokens: u32,
     /// Sum over rows of query length times context length, for the backend's cost model.
     pub attention_pairs: u64,
-    /// The device samples its rows: take it in with [`EngineState::advance_sampled`]. Until then
+    /// The device samples the rows of all its passes: take it in with [`EngineState::advance_sampled`]. Until then
     /// [`EngineState::plan_behind`] may plan the step behind it.
     pub is_sampled: bool,
 }
@@ -145,7 +145,7 @@ pub struct Plan {
 #[derive(Clone, Copy, Debug)]
 enum Results<'a> {
     Logits(Logits<'a>),
-    Sampled(Sampled<'a>),
+    Sampled(SampledPasses<'a>),
 }
 
 /// Hears events in order; called by the engine only inside `advance`, `abort` and `fail_all`.
@@ -276,8 +276,8 @@ impl EngineState {
             scheduler: Scheduler::new(limits, config.max_waiting, config.scheduling.policy()),
             memory,
             sampler: Sampler::new(config.tokenizer_vocab_size),
-            parts: StepParts::new(capacity),
-            verify: config.verifies().then(|| (StepParts::new(capacity), StepBuffer::new(capacity))),
+            parts: StepParts::new(&config),
+            verify: config.verifies().then(|| (StepParts::new(&config), StepBuffer::new(capacity))),
             replay: Replay::new((config.verifies() || config.branch_rows() > 0).then_some(capacity)),
             drafting: config.draft.clone().map(|model| Drafting::new(model, capacity)),
             step_cost: StepCost::default(),
@@ -425,12 +425,15 @@ impl EngineState {
 
     /// Plan the step after the one in flight, as far as that can be done before it has been taken in; the next
     /// [`EngineState::plan`] completes it. Optional: it moves work into the time in which the device computes, and
-    /// changes no answer. False, and nothing happens, if guesses are in flight or could be made, if there already is such a
+    /// changes no answer. False, and nothing happens, if guesses are in flight or may be made, if there already is such a
     /// plan, or a step behind the one in flight, or if nothing is in flight.
     pub fn plan_ahead(&mut self) -> bool {
-        self.in_flight.is_some()
-            && self.behind.is_none()
-            && self.scheduler.plan_ahead(&mut self.queues, &mut self.memory)
+        let can = self.in_flight.is_some() && self.behind.is_none() && self.scheduler.can_plan_ahead(&self.queues);
+        if !can || self.may_guess() {
+            return false;
+        }
+        self.scheduler.plan_ahead(&mut self.queues, &mut self.memory);
+        true
     }
 
     /// Choose the next step and write its parameter block; `None` when there is nothing to run.
@@ -452,11 +455,20 @@ impl EngineState {
         self.scheduler.decisions.sequence = self.sequence;
         // Tables are shared: whichever pass runs first takes in the changes.
         let mut deltas = &self.scheduler.deltas[..];
+        let mut second = self.verify.as_mut().filter(|_| verifies);
+        let load = second.as_mut().map(|(parts, _)| parts.collect(&mut self.queues, guesses));
+        if let (Some((parts, _)), Some(load)) = (&mut second, &load) {
+            // The passes of a turn are taken in together: the device samples both, or none.
+            let needs_host = !load.is_sampled && !seeded!(ForwardPassDecidesWhoSamples);
+            plan.is_sampled &= !needs_host;
+            let host_only = self.parts.host_only.or(parts.host_only);
+            self.parts.host_only = host_only;
+            parts.host_only = host_only;
+        }
         if plan.n_rows > 0 {
             self.parts.write(step, self.sequence, std::mem::take(&mut deltas));
         }
-        if let Some((parts, step)) = self.verify.as_mut().filter(|_| verifies) {
-            let load = parts.collect(&mut self.queues, guesses);
+        if let (Some((parts, step)), Some(load)) = (second, load) {
             if load.n_rows > 0 {
                 parts.write(step, self.sequence, deltas);
                 plan.verify = Some(load.n_logit_rows);

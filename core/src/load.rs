@@ -83,8 +83,8 @@ pub fn load(
     let Plan { graphs, lowered, capacity, step_bytes, via } = *plan;
     assert!(graphs.len() == lowered.len() && !graphs.is_empty(), "a program per graph");
     let first = &lowered[0];
-    let same = |l: &Lowered| (l.cache_bytes, l.table_bytes) == (first.cache_bytes, first.table_bytes);
-    assert!(lowered.iter().all(same), "the passes of a model share one cache");
+    assert!(lowered.iter().all(|l| l.cache_bytes == first.cache_bytes), "the passes of a model share one cache");
+    // Tables lie alike in all of them; those that sample have relay slots behind.
     let largest = |bytes: fn(&Lowered) -> u64| lowered.iter().map(bytes).max().unwrap_or(0);
     let mut bindings = Bindings::new();
     let alloc = |bindings: &mut Bindings, slot, kind, bytes: u64| -> Result<Arena, BackendError> {
@@ -93,11 +93,12 @@ pub fn load(
         Ok(arena)
     };
     alloc(&mut bindings, TS_BIND_STEP, ArenaKind::Step, step_bytes)?;
-    let tables = alloc(&mut bindings, TS_BIND_TABLES, ArenaKind::Tables, first.table_bytes)?;
+    let table_bytes = largest(|l| l.table_bytes);
+    let tables = alloc(&mut bindings, TS_BIND_TABLES, ArenaKind::Tables, table_bytes)?;
     let cache = alloc(&mut bindings, TS_BIND_CACHE, ArenaKind::Cache, first.cache_bytes)?;
     alloc(&mut bindings, TS_BIND_ACTIVATIONS, ArenaKind::Activations, largest(|l| l.activation_bytes))?;
     // Tables start at the scratch block: entries never written must still name memory that exists.
-    device.write(&tables, 0, &vec![0; first.table_bytes as usize])?;
+    device.write(&tables, 0, &vec![0; table_bytes as usize])?;
     let places = load_weights(&device, plan, &source, &mut bindings, progress)?;
     let bucket = Bucket { max_tokens: capacity.tokens, max_rows: capacity.rows, max_logit_rows: capacity.logit_rows };
     let mut programs = Vec::with_capacity(lowered.len());
@@ -318,12 +319,13 @@ impl StepRunner for DeviceProgram {
         self.executable.run(program, step, n_logit_rows as usize * self.vocab[program]).map_err(|e| e.to_string())
     }
 
-    fn run_sampled(&mut self, step: &[u8], n_logit_rows: u32) -> Result<(), String> {
-        self.executable.run_sampled(Pass::Forward as usize, step, n_logit_rows as usize).map_err(|e| e.to_string())
+    fn run_sampled(&mut self, pass: Pass, step: &[u8], n_logit_rows: u32) -> Result<(), String> {
+        let program = self.program(pass);
+        self.executable.run_sampled(program, step, n_logit_rows as usize).map_err(|e| e.to_string())
     }
 
-    fn sampled(&self) -> Sampled<'_> {
-        let (chosen, logprobs) = self.executable.sampled(Pass::Forward as usize);
+    fn sampled(&self, pass: Pass) -> Sampled<'_> {
+        let (chosen, logprobs) = self.executable.sampled(self.program(pass));
         Sampled { chosen, logprobs }
     }
 

@@ -155,7 +155,7 @@ fn parts(graphs: &[&Graph], lowered: &[Lowered]) -> MemoryPlan {
         packed_bytes,
         activation_bytes: lowered.iter().map(|l| l.activation_bytes).max().unwrap_or(0),
         output_bytes: lowered.iter().map(|l| l.output_bytes).sum(),
-        table_bytes: lowered[0].table_bytes,
+        table_bytes: lowered.iter().map(|l| l.table_bytes).max().unwrap_or(0),
         cache_bytes: lowered[0].cache_bytes,
         page_bytes: 0,
         state_bytes: 0,

@@ -3,7 +3,7 @@
 //! * A [`drafts::Drafter`] guesses what follows a request's tokens: [`ngram`] looks it up in the request's own text when
 //!   a step is planned; a draft model, whose passes run on the device between steps, has left its guesses there before.
 //! * [`width`] decides how many guesses are worth their cost, per request and step, from what was accepted before and
-//!   from measured step times; [`ledger`] holds that against what happened, and stops what does not pay.
+//!   from measured step times; [`ledger`] holds that against what happened, and stops what does not pay. [`looks`] says when to look at all.
 //!
 //! Guesses may form a tree: beside the likeliest continuation, [`branches`] that leave it at some depth. Each is a row of the
 //! step with the request's own text up to there; the accepted one's cache rows are moved to their places afterwards.
@@ -17,6 +17,7 @@
 pub mod branches;
 pub mod drafts;
 pub mod ledger;
+pub mod looks;
 pub mod ngram;
 pub mod width;
 

@@ -14,7 +14,7 @@ use tokenspeed_core::{
     engine::{ComponentClass, ComponentConfig, EngineConfig, EngineState, Logits},
     grammar::{Constraint, ConstraintError, MaskJob, TokenMask},
     request::{Event, Request, SamplingParams},
-    sampler::device::Sampled,
+    sampler::device::{Sampled, SampledPasses},
     speculation::SpeculationConfig,
 };
 
@@ -166,12 +166,16 @@ fn steady_decoding(states: Option<u32>, guesses: u32) -> u64 {
     engine.metrics().accepted.iter().sum()
 }
 
-/// Two steps on the device at a time: what comes back is what it sampled.
+/// Two steps on the device at a time, or one with guesses: what comes back is what it sampled.
 #[test]
-fn nor_with_tokens_relayed_on_the_device() {
-    for states in [None, Some(2 * REQUESTS + 20)] {
+fn nor_with_tokens_sampled_on_the_device() {
+    let states = Some(2 * REQUESTS + 20);
+    for (states, guesses) in [(None, 0), (states, 0), (None, 5), (states, 5)] {
         let mut config = EngineConfig::paged(448, 16, 64 * 28 + 1, VOCABULARY as u32);
         (config.max_num_seqs, config.relay) = (REQUESTS, true);
+        config.speculation =
+            (guesses > 0).then(|| SpeculationConfig { draft_max: guesses, ..SpeculationConfig::default() });
+        let n_rows = config.max_logit_rows as usize;
         config.components.extend(states.map(|n_blocks| ComponentConfig {
             name: "state".into(),
             class: ComponentClass::State,
@@ -187,7 +191,7 @@ fn nor_with_tokens_relayed_on_the_device() {
             let prompt = (0..100).map(|t| (t * 7 + i * 13) % VOCABULARY as u32).collect();
             engine.submit(Request { prompt, sampling, ..Request::default() }, 0).unwrap();
         }
-        let (mut chosen, logprobs) = (vec![0u32; CHOSEN_WIDTH * 80], vec![0f32; LOGPROBS_WIDTH * 80]);
+        let (mut chosen, logprobs) = (vec![0u32; CHOSEN_WIDTH * n_rows], vec![0f32; LOGPROBS_WIDTH * n_rows]);
         let (mut behind, mut n_steps, mut n_steady, mut n_relayed) = (None, 0u32, 0, 0);
         loop {
             let before = allocations();
@@ -196,17 +200,25 @@ fn nor_with_tokens_relayed_on_the_device() {
             let mut during = allocations() - before;
             assert!(plan.is_sampled, "nothing here needs the host");
             n_relayed += u32::from(behind.is_some());
-            let n = plan.n_logit_rows as usize;
-            for (at, row) in chosen.chunks_exact_mut(CHOSEN_WIDTH).take(n).enumerate() {
-                (row[0], row[1]) = (TS_SAMPLED_TOKEN, (n_steps * 31 + at as u32 * 7) % VOCABULARY as u32);
+            // Now and then every row says the same, which is then guessed.
+            let is_repeating = guesses > 0 && n_steps % 16 > 8;
+            for (at, row) in chosen.chunks_exact_mut(CHOSEN_WIDTH).enumerate() {
+                let id = if is_repeating { 9 } else { (n_steps * 31 + at as u32 * 7) % VOCABULARY as u32 };
+                (row[0], row[1]) = (TS_SAMPLED_TOKEN, id);
             }
-            let sampled = Sampled { chosen: &chosen[..n * CHOSEN_WIDTH], logprobs: &logprobs[..n * LOGPROBS_WIDTH] };
+            let [forward, verify] = [plan.n_logit_rows, plan.verify.unwrap_or(0)].map(|n| Sampled {
+                chosen: &chosen[..n as usize * CHOSEN_WIDTH],
+                logprobs: &logprobs[..n as usize * LOGPROBS_WIDTH],
+            });
+            let sampled = SampledPasses { forward, verify };
             let is_steady = plan.n_decode_tokens == plan.n_tokens && n_steps > 60;
             let mut has_ended = false;
             let before = allocations();
             engine.advance_sampled(n_steps.into(), plan, sampled, &mut |_, event| {
                 has_ended |= matches!(event, Event::Finished { .. } | Event::Failed { .. });
             });
+            engine.replay_step();
+            engine.replayed(n_steps.into());
             during += allocations() - before;
             n_steps += 1;
             if is_steady && !has_ended {
@@ -214,7 +226,12 @@ fn nor_with_tokens_relayed_on_the_device() {
                 n_steady += 1;
             }
         }
-        assert!(n_steady > 250 && n_relayed > 300, "{n_steady} steady steps, {n_relayed} relayed");
+        let accepted: u64 = engine.metrics().accepted.iter().sum();
+        if guesses > 0 {
+            assert!(n_steady > 50 && n_relayed == 0 && accepted > 1000, "{n_steady} steady steps, {accepted} right");
+        } else {
+            assert!(n_steady > 250 && n_relayed > 300, "{n_steady} steady steps, {n_relayed} relayed");
+        }
         engine.check_conservation().unwrap();
     }
 }

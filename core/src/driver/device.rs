@@ -4,8 +4,8 @@
 //! has the device has it alone, so nothing is shared and nothing can race. A step that the device samples leaves the device
 //! with its thread, and comes back with copies of the few words that were sampled: the step behind it can then be waiting in
 //! the channel, and starts without anybody's help. So there are two turns, and the channels never hold more than two.
-//! The next turn that is not sampled brings the device home. Every pass runs on this one thread, as device runtimes with a
-//! per-thread current device need.
+//! The next turn that is not sampled brings the device home; so does a replay or a draft's pass behind a sampled turn, and then
+//! nothing else is under way. Every pass runs on this one thread, as device runtimes with a per-thread current device need.
 //!
 //! Rejected: the engine thread launching and polling a queue, which works only for devices that run on their own, and
 //! the CPU backend computes in the call. Rejected too: a device that never leaves its thread. The host's sampler reads logits
@@ -22,7 +22,7 @@ use tokenspeed_backend_api::catalogue::{CHOSEN_WIDTH, LOGPROBS_WIDTH};
 use super::StepRunner;
 use crate::{
     engine::{EngineState, Pass, Plan},
-    sampler::device::Sampled,
+    sampler::device::{Sampled, SampledPasses},
     step::StepBuffer,
 };
 
@@ -40,8 +40,11 @@ pub(super) struct Turn {
     is_sampled: bool,
     /// To be left alone if the turn before it fails.
     is_behind: bool,
+    /// Of the forward pass, then of the verify pass.
     chosen: Vec<u32>,
     logprobs: Vec<f32>,
+    /// Rows of these that are the forward pass's.
+    n_forward: usize,
     /// Of the passes run last; later ones are left out after the first failure.
     pub outcome: Result<(), Failure>,
     /// After a failure that was not a panic: `Err` if the device is lost.
@@ -72,6 +75,7 @@ impl Turn {
             is_behind: false,
             chosen: Vec::with_capacity(rows * CHOSEN_WIDTH),
             logprobs: Vec::with_capacity(rows * LOGPROBS_WIDTH),
+            n_forward: 0,
             outcome: Ok(()),
             status: Ok(()),
         })
@@ -96,8 +100,13 @@ impl Turn {
     }
 
     /// What the device sampled in this turn.
-    pub fn sampled(&self) -> Sampled<'_> {
-        Sampled { chosen: &self.chosen, logprobs: &self.logprobs }
+    pub fn sampled(&self) -> SampledPasses<'_> {
+        let chosen = self.chosen.split_at(self.n_forward * CHOSEN_WIDTH);
+        let logprobs = self.logprobs.split_at(self.n_forward * LOGPROBS_WIDTH);
+        SampledPasses {
+            forward: Sampled { chosen: chosen.0, logprobs: logprobs.0 },
+            verify: Sampled { chosen: chosen.1, logprobs: logprobs.1 },
+        }
     }
 
     /// The device, which is with this turn.
@@ -108,12 +117,15 @@ impl Turn {
     fn run(&mut self, runner: &mut dyn StepRunner) {
         self.outcome = Ok(());
         self.status = Ok(());
+        self.chosen.clear();
+        self.logprobs.clear();
+        self.n_forward = 0;
         for (pass, n_logit_rows) in std::mem::take(&mut self.passes).into_iter().flatten() {
             let block = if pass == Pass::Forward { &self.step } else { &self.second };
             let is_sampled = self.is_sampled;
             // After a panic the device is only dropped.
             let run = AssertUnwindSafe(|| match is_sampled {
-                true => runner.run_sampled(block.bytes(), n_logit_rows),
+                true => runner.run_sampled(pass, block.bytes(), n_logit_rows),
                 false => runner.run(pass, block.bytes(), n_logit_rows),
             });
             self.outcome = match catch_unwind(run) {
@@ -126,13 +138,14 @@ impl Turn {
                 }
                 return;
             }
-        }
-        if self.is_sampled {
-            let Sampled { chosen, logprobs } = runner.sampled();
-            self.chosen.clear();
-            self.chosen.extend_from_slice(chosen);
-            self.logprobs.clear();
-            self.logprobs.extend_from_slice(logprobs);
+            if is_sampled {
+                let Sampled { chosen, logprobs } = runner.sampled(pass);
+                self.chosen.extend_from_slice(chosen);
+                self.logprobs.extend_from_slice(logprobs);
+                if pass == Pass::Forward {
+                    self.n_forward = n_logit_rows as usize;
+                }
+            }
         }
     }
 }

@@ -51,14 +51,15 @@ pub trait StepRunner: Send {
     fn run(&mut self, pass: Pass, step: &[u8], n_logit_rows: u32) -> Result<(), String>;
     /// The pass's last logits, `n_logit_rows · vocab` f32, row-major.
     fn logits(&self, pass: Pass) -> &[f32];
-    /// Run the parameter block of a forward pass whose rows of logits the device samples. Only asked of a runner whose engine
-    /// relays ([`EngineConfig::relay`]).
-    fn run_sampled(&mut self, step: &[u8], n_logit_rows: u32) -> Result<(), String> {
-        let _ = (step, n_logit_rows);
+    /// Run the parameter block of a forward or verify pass whose rows of logits the device samples. Only asked of a runner whose
+    /// engine relays ([`EngineConfig::relay`]).
+    fn run_sampled(&mut self, pass: Pass, step: &[u8], n_logit_rows: u32) -> Result<(), String> {
+        let _ = (pass, step, n_logit_rows);
         Err("this device does not sample".to_owned())
     }
-    /// What the last sampled step gave, `n_logit_rows` rows.
-    fn sampled(&self) -> Sampled<'_> {
+    /// What the pass gave when it was last sampled, `n_logit_rows` rows.
+    fn sampled(&self, pass: Pass) -> Sampled<'_> {
+        let _ = pass;
         Sampled::default()
     }
     /// Copy a page or a state between the device and host memory, as [`EngineState::next_copy`] ordered; no step runs

@@ -251,12 +251,12 @@ impl EngineThread {
         let deliver = &mut |id, event| routes.deliver(id, event);
         if plan.is_sampled {
             self.state.advance_sampled(now_ns, plan, turn.sampled(), deliver);
-            return turn;
+        } else {
+            let runner = turn.runner();
+            let verify = if plan.verify.is_some() { runner.logits(Pass::Verify) } else { &[] };
+            let forward = if plan.n_rows > 0 { runner.logits(Pass::Forward) } else { &[] };
+            self.state.advance(now_ns, plan, Logits { forward, verify }, deliver);
         }
-        let runner = turn.runner();
-        let verify = if plan.verify.is_some() { runner.logits(Pass::Verify) } else { &[] };
-        let forward = if plan.n_rows > 0 { runner.logits(Pass::Forward) } else { &[] };
-        self.state.advance(now_ns, plan, Logits { forward, verify }, deliver);
         if let Some(replay) = self.state.replay_step() {
             turn.set_pass(Pass::Replay, replay, 0);
             self.device.launch(turn);

@@ -198,13 +198,28 @@ impl Taker<'_, '_> {
     ) -> Result<u32, SampleError> {
         let config = self.config;
         let (body, active) = sequence.parts_mut();
-        if let Results::Sampled(sampled) = self.results {
-            assert!(n == 0 && active.n_prompt_logit_rows == 0, "one row, and nothing before it");
-            let reports = body.sampling.logprobs.is_some();
-            let choice = sampled.token(active.first_logit_row, config.tokenizer_vocab_size, reports)?;
-            return Ok(self.say(&mut sequence.body, choice));
-        }
-        let Results::Logits(logits) = self.results else { unreachable!("there is no third kind") };
+        let is_verified = self.verifies && !body.drafts.is_empty();
+        let n_before = if seeded!(PromptRowsShiftTheSample) { 0 } else { active.n_prompt_logit_rows };
+        let branch = side.filter(|_| !seeded!(BranchLogitsAreTheChains)).map(|at| &body.drafts.branches.open()[at]);
+        let at = match branch {
+            None => active.first_logit_row + n_before + n,
+            Some(branch) => branch.first_logit_row + n - branch.fork - 1,
+        };
+        let logits = match self.results {
+            Results::Logits(logits) if is_verified => logits.verify,
+            Results::Logits(logits) => logits.forward,
+            Results::Sampled(sampled) => {
+                assert_eq!(active.n_prompt_logit_rows, 0, "the host samples steps that report prompts");
+                let sampled = if is_verified { sampled.verify } else { sampled.forward };
+                let reports = body.sampling.logprobs.is_some();
+                let mut choice = sampled.token(at, config.tokenizer_vocab_size, reports)?;
+                if seeded!(LogprobsOfTheFirstRowForAll) {
+                    let first = sampled.token(active.first_logit_row, config.tokenizer_vocab_size, reports)?;
+                    choice.logprobs = first.logprobs;
+                }
+                return Ok(self.say(&mut sequence.body, choice));
+            }
+        };
         let n_generated = body.n_generated();
         let mask = body.guide.guard().map(|guard| guard.mask(n)).transpose()?;
         let context = RowContext {
@@ -214,14 +229,6 @@ impl Taker<'_, '_> {
             tokens: &body.tokens,
             n_generated,
             eos_ids: if body.sampling.ignore_eos { &[] } else { &config.eos_ids },
-        };
-        let is_verified = self.verifies && !body.drafts.is_empty();
-        let logits = if is_verified { logits.verify } else { logits.forward };
-        let n_before = if seeded!(PromptRowsShiftTheSample) { 0 } else { active.n_prompt_logit_rows };
-        let branch = side.filter(|_| !seeded!(BranchLogitsAreTheChains)).map(|at| &body.drafts.branches.open()[at]);
-        let at = match branch {
-            None => active.first_logit_row + n_before + n,
-            Some(branch) => branch.first_logit_row + n - branch.fork - 1,
         };
         let row = row_of(logits, config, at);
         let choice = self.sampler.sample(row, &context)?;

@@ -10,6 +10,9 @@
 //! so the device always has its next step before it has ended one, and the host's work (taking in, delivering, planning,
 //! writing the block) is hidden behind the device's. What makes this exact:
 //!
+//! * A step with guesses is sampled on the device like any other, but nothing is planned behind it: what is right among its
+//!   guesses decides the next step, which may have guesses of its own. So an engine that speculates has one step in flight at
+//!   a time; what it saves is the copying of its logits.
 //! * A row is relayed only if nothing but its token's id is unknown, and the device can choose that id as the host would
 //!   ([`HostOnly`] has what it cannot). If one row of a step needs the host, its logits come back as ever, and the step behind is
 //!   planned when they have been taken in: leaving such rows out would halve their speed.
@@ -26,11 +29,11 @@ use super::*;
 
 impl EngineState {
     /// Plan the step behind the one in flight and write its parameter block, to be run before the one in flight has been taken
-    /// in. `None` if it has to wait for that: the device does not sample the step in flight, somebody lacks pages, or there is
-    /// such a step already. [`EngineState::plan_ahead`] may then do what can be done now.
+    /// in. `None` if it has to wait for that: the device does not sample the step in flight, somebody lacks pages, the engine
+    /// speculates, or there is such a step already. [`EngineState::plan_ahead`] may then do what can be done now.
     pub fn plan_behind(&mut self, now_ns: u64, step: &mut StepBuffer) -> Option<Plan> {
         let in_flight = self.in_flight.as_ref()?;
-        if !in_flight.is_sampled || self.behind.is_some() {
+        if !in_flight.is_sampled || self.behind.is_some() || self.config.speculation.is_some() {
             return None;
         }
         if !self.scheduler.plan_behind(now_ns, &mut self.queues, &mut self.memory) {
@@ -48,14 +51,23 @@ impl EngineState {
         Some(plan)
     }
 
-    /// Take what the device sampled in a step whose plan says so, and deliver what follows from it.
+    /// Take what the device sampled in a step whose plan says so, and deliver what follows from it. Then run
+    /// [`EngineState::replay_step`].
     ///
     /// # Panics
     /// If `plan` is not the step in flight, the device did not sample it, or `sampled` has another size.
-    pub fn advance_sampled(&mut self, now_ns: u64, plan: Plan, sampled: Sampled<'_>, deliver: &mut Deliver<'_>) {
+    pub fn advance_sampled<'s>(
+        &mut self,
+        now_ns: u64,
+        plan: Plan,
+        sampled: impl Into<SampledPasses<'s>>,
+        deliver: &mut Deliver<'_>,
+    ) {
+        let sampled = sampled.into();
         let in_flight = self.land(&plan);
         assert!(in_flight.is_sampled, "the device has not sampled this step");
-        assert_eq!(sampled.n_rows(), Some(in_flight.n_logit_rows[0] as usize), "a result per row of logits");
+        let n_rows = [sampled.forward, sampled.verify].map(|pass| pass.n_rows());
+        assert_eq!(n_rows, in_flight.n_logit_rows.map(|n| Some(n as usize)), "a result per row of logits");
         self.take_in(now_ns, in_flight, Results::Sampled(sampled), deliver);
     }
 
@@ -68,7 +80,8 @@ impl EngineState {
 
     /// A step has been planned: note who samples it, and why.
     pub(super) fn count_sampling(&mut self) {
-        if let Some(reason) = self.parts.host_only {
+        let reason = if self.config.relay { self.parts.host_only } else { Some(HostOnly::Device) };
+        if let Some(reason) = reason {
             self.counters.host_steps[reason.index()] += 1;
         }
     }

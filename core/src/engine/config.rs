@@ -79,7 +79,8 @@ pub struct EngineConfig {
     pub speculation: Option<SpeculationConfig>,
     /// The model whose passes guess; `None` = guesses come from the text itself.
     pub draft: Option<DraftModel>,
-    /// The device samples rows that need nothing of the host, and the step behind takes their tokens from its relay slots.
+    /// The device samples rows that need nothing of the host, those behind guesses too, and without guesses the step behind
+    /// takes their tokens from its relay slots.
     pub relay: bool,
     /// Keys the prefix hash; random per process in production, fixed in simulation.
     pub secret: [u64; 2],
@@ -214,8 +215,6 @@ impl EngineConfig {
         for &id in &self.eos_ids {
             at_most("eos_ids", id, self.tokenizer_vocab_size - 1, "it is a token id")?;
         }
-        let because = "what is right among guesses decides the next step, which cannot be planned before that is known";
-        at_most("speculation beside relay", u32::from(self.relay && self.speculation.is_some()), 0, because)?;
         let because = "pages are copied to host memory between steps, and with relayed tokens nothing is between them";
         at_most("host_pages beside relay", if self.relay { self.host_pages } else { 0 }, 0, because)?;
         if let Some(speculation) = &self.speculation {
@@ -337,7 +336,7 @@ mod tests {
         let good = || EngineConfig::paged(256, 16, 17, 100);
         assert_eq!(good().validate(), Ok(()));
         type Break = fn(&mut EngineConfig);
-        let cases: [(&str, Break); 14] = [
+        let cases: [(&str, Break); 13] = [
             ("block_tokens", |c| c.block_tokens = 0),
             ("max_num_seqs", |c| c.max_num_seqs = 0),
             ("table_rows", |c| c.table_rows = 255),
@@ -350,7 +349,6 @@ mod tests {
             ("16 pages", |c| c.max_model_len = 272),
             ("15 pages", |c| c.components[0].n_blocks = 16),
             ("0 paged", |c| c.components.clear()),
-            ("speculation beside relay", |c| (c.relay, c.speculation) = (true, Some(SpeculationConfig::default()))),
             ("host_pages beside relay", |c| (c.relay, c.host_pages) = (true, 5)),
         ];
         for (name, damage) in cases {

@@ -21,6 +21,8 @@
 //! Rejected: an EAGLE row at p for the token at p + 1, as it is usually described. The last row of each page would belong to
 //! one continuation. Rejected: cutting hits to where the draft has rows. A drafts' rows are cheap, the target's are not.
 
+mod verdict;
+
 use tokenspeed_backend_api::abi::{ts_step_row, ts_step_token, ts_table_delta};
 
 use super::{Counters, EngineState, InFlight, Pass};
@@ -28,6 +30,7 @@ use crate::{
     cache::memory::Memory,
     request::RequestId,
     scheduler::{
+        outlook::Outlook,
         plan::StepLimits,
         queue::{Queues, Running},
         sequence::{Active, Body},
@@ -35,7 +38,7 @@ use crate::{
     speculation::{
         DRAFT_MAX, DraftModel,
         ledger::Ledger,
-        width::{self, Offer, Record, StepCost},
+        width::{Offer, Record, StepCost},
     },
     step::{StepBuffer, StepCapacity, StepContent},
 };
@@ -106,10 +109,6 @@ struct Seen {
 
 /// A text that lags further behind than this is caught up with only if that will probably pay.
 const BEHIND: u32 = 16;
-/// Turns that are not drafted for, so that the cost of a turn without guesses becomes known.
-const PATIENCE: u32 = 3;
-/// Chance from which on a guess is made while costs are not known.
-const LIKELY: f64 = 0.4;
 /// Turns between two that are not drafted for, at first and in the end: what a turn costs without guesses must not be
 /// remembered from a cold start.
 const REMEASURE: [u32; 2] = [4, 64];
@@ -144,6 +143,8 @@ pub(super) struct Drafting {
     ledger: Ledger,
     /// Turns of the warm-up, while there is one.
     warming: Option<u32>,
+    /// Nothing will be drafted behind the turn in flight.
+    is_resting: bool,
 }
 
 impl std::fmt::Debug for Drafting {
@@ -179,12 +180,13 @@ impl Drafting {
             record: Record::default(),
             ledger: Ledger::default(),
             warming: None,
+            is_resting: false,
         }
     }
 
     /// Everything failed: no turn, nothing to draft.
     pub fn clear(&mut self) {
-        (self.stage, self.turn) = (Stage::Idle, None);
+        (self.stage, self.turn, self.is_resting) = (Stage::Idle, None, false);
         self.lanes.clear();
     }
 
@@ -212,7 +214,8 @@ impl Drafting {
         if !turn.is_mixed && guesses == 0 {
             self.plain.observe(turn.decoding, now_ns.saturating_sub(turn.planned_ns));
         }
-        (self.seen, self.turn, self.stage) = (seen, Some(turn), Stage::Due);
+        let stage = if std::mem::take(&mut self.is_resting) { Stage::Idle } else { Stage::Due };
+        (self.seen, self.turn, self.stage) = (seen, Some(turn), stage);
     }
 
     /// The turn before, its drafting included, has ended.
@@ -236,23 +239,15 @@ impl Drafting {
 
     /// Decide who gets how many guesses, and write the first pass; false if nobody does.
     fn begin(&mut self, queues: &mut Queues, memory: &mut Memory, limits: &StepLimits, cost: &StepCost) -> bool {
-        self.lanes.clear();
-        self.offers.clear();
-        for (at, running) in queues.running.iter_mut().enumerate() {
-            let Some(Running::Decoding(sequence)) = running else { continue };
-            let (body, active) = sequence.parts_mut();
-            if active.planned > 0 {
-                continue;
-            }
-            active.recheck_drafted(memory);
-            body.drafts.record.start_like(&self.record);
-            let offered = limits.guesses_max(body, active, memory);
-            self.offers.push(Offer { chance: body.drafts.record.chance(), offered, width: 0 });
-            let (id, len) = (body.id, body.len());
-            self.lanes.push(Lane { id, at, len, end: active.drafted, width: 0, logit_row: None });
-        }
+        let is_open = |running: &Running| matches!(running, Running::Decoding(_)) && running.parts().1.planned == 0;
+        self.open_lanes(queues, memory, limits, is_open);
         let n = self.lanes.len() as u32;
-        if n == 0 || !self.decide(queues, limits, n, cost) {
+        if n == 0 {
+            return false;
+        }
+        let verdict = self.judge(queues, limits, n, cost);
+        self.conclude(verdict);
+        if !self.lanes.iter().any(|lane| lane.width > 0) {
             return false;
         }
         self.clear_parts();
@@ -274,87 +269,6 @@ impl Drafting {
         }
         self.lanes = lanes;
         !self.rows.is_empty()
-    }
-
-    /// Set the lanes' widths; false if nothing is worth a pass.
-    fn decide(&mut self, queues: &Queues, limits: &StepLimits, n: u32, cost: &StepCost) -> bool {
-        if let Some(turns) = &mut self.warming {
-            // Without guesses twice, with all, with one each.
-            let most = [0, 0, DRAFT_MAX, 1][*turns as usize % 4];
-            *turns += 1;
-            self.offers.iter_mut().for_each(|offer| offer.width = offer.offered.min(most));
-            return most > 0 && self.take_widths(queues, n, cost, None);
-        }
-        let Some(plain_ns) = self.plain.near(n) else {
-            self.n_unmeasured += 1;
-            if self.n_unmeasured <= PATIENCE {
-                return false;
-            }
-            // Nothing but mixed turns: expectations have no ground, acceptance has.
-            let total = limits.guesses_of_all(n);
-            width::choose(&mut self.offers, total, cost);
-            self.offers.iter_mut().filter(|offer| offer.chance < LIKELY).for_each(|offer| offer.width = 0);
-            return self.take_widths(queues, n, cost, None);
-        };
-        self.n_unmeasured = 0;
-        if self.n_drafted >= self.remeasure {
-            (self.n_drafted, self.remeasure) = (0, (self.remeasure * 2).min(REMEASURE[1]));
-            return false;
-        }
-        if !self.ledger.allows(plain_ns) {
-            return false;
-        }
-        let lag = self.lanes.iter().map(|lane| lane.len - lane.end).filter(|lag| *lag <= BEHIND).max().unwrap_or(1);
-        let mut depths = [0u32; DRAFT_MAX as usize + 1];
-        let mut draft_ns = 0.0;
-        let (first, next) = (&self.first, &self.next);
-        let rate = width::choose_by(&mut self.offers, limits.guesses_of_all(n), |guesses, depth| {
-            if depth > 0 {
-                let (costs, per) = if depth == 1 { (first, lag) } else { (next, 1) };
-                let rows = &mut depths[depth as usize];
-                let before = if *rows == 0 { 0.0 } else { costs.ns(*rows * per).unwrap_or(0.0) };
-                *rows += 1;
-                draft_ns += costs.ns(*rows * per).unwrap_or(0.0) - before;
-            }
-            let turn_ns = if guesses == 0 { plain_ns } else { cost.ns(n + guesses).unwrap_or(plain_ns).max(plain_ns) };
-            turn_ns + draft_ns
-        });
-        self.take_widths(queues, n, cost, Some((plain_ns, rate)))
-    }
-
-    /// From the offers, but nobody is caught up with in vain.
-    fn take_widths(&mut self, queues: &Queues, n: u32, cost: &StepCost, rates: Option<(f64, f64)>) -> bool {
-        let nobody = self.offers.iter().all(|offer| offer.width == 0);
-        if nobody && self.record.is_due() {
-            // Try one guess where it costs least, if it is not too dear even there.
-            let open = self.lanes.iter().zip(&mut self.offers).filter(|(_, offer)| offer.offered > 0);
-            if let Some((lane, offer)) = open.min_by_key(|(lane, _)| lane.len - lane.end) {
-                let (lag, plain_ns) = (lane.len - lane.end, rates.map_or(0.0, |(plain_ns, _)| plain_ns));
-                let catch_up_ns = self.token_ns.filter(|_| lag > BEHIND).map(|token_ns| token_ns * f64::from(lag));
-                let draft_ns = catch_up_ns.or(self.first.ns(lag)).unwrap_or(0.0);
-                let more_ns = cost.ns(n + 1).map_or(0.0, |ns| ns - plain_ns).max(0.0);
-                offer.width = u32::from(rates.is_none() || self.ledger.affords(draft_ns + more_ns, plain_ns));
-            }
-            self.record.made(false);
-        } else if !nobody {
-            self.record.made(true);
-        }
-        let mut any = false;
-        for (lane, offer) in self.lanes.iter_mut().zip(&self.offers) {
-            lane.width = offer.width;
-            let lag = lane.len - lane.end;
-            if let (Some((plain_ns, rate)), Some(token_ns), true) = (rates, self.token_ns, lag > BEHIND && !nobody) {
-                let body = queues.running[lane.at].as_ref().expect("present").parts().0;
-                // As many tokens are expected to come as came already.
-                let to_come = (body.max_len - body.len()).min(BEHIND + body.n_generated());
-                let saved_ns = plain_ns / f64::from(n) - 1.0 / rate;
-                if f64::from(to_come) * saved_ns < f64::from(lag) * token_ns {
-                    lane.width = 0;
-                }
-            }
-            any |= lane.width > 0;
-        }
-        any
     }
 
     fn clear_parts(&mut self) {
@@ -525,6 +439,19 @@ impl EngineState {
         (drafting.record, drafting.ledger, drafting.seen) = (Record::default(), Ledger::default(), Seen::default());
         self.counters = Counters::default();
         self.flush_cache().expect("the warm-up's requests have ended");
+    }
+
+    /// Whether requests may have guesses in the turn after the one in flight. If they cannot, that is decided now: nobody looks
+    /// for any, or the draft model makes none, before that turn.
+    pub(super) fn may_guess(&mut self) -> bool {
+        if self.scheduler.limits().draft_max == 0 {
+            return false;
+        }
+        let (queues, memory, cost) = (&mut self.queues, &self.memory, &self.step_cost);
+        match &mut self.drafting {
+            Some(drafting) => !drafting.rests(queues, memory, self.scheduler.limits(), cost),
+            None => !self.scheduler.rests(queues, memory, cost),
+        }
     }
 
     /// The next pass of the draft model, if there is one to run before the next turn. Call it after

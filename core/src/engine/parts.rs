@@ -1,18 +1,25 @@
 //! The arrays of a step before they become bytes, filled from what the scheduler planned. Decoding rows come first.
+//!
+//! Where the device samples, every row of logits has a record, the rows behind guesses too: the generator counts by position, so
+//! what follows n right guesses is what their row samples at its own position. Each record needs a slot of its own for its
+//! id. The row behind a request's text has the request's relay slot; nobody ever reads what other rows leave, so they have slots
+//! behind those, by their number in the step. Rejected: a record without a slot, which the op takes for a row not to be
+//! sampled.
 
 use tokenspeed_backend_api::abi::{ts_sample, ts_step_row, ts_table_delta};
 
-use super::Plan;
+use super::{EngineConfig, Plan};
 use crate::{
     bug::seeded,
     grammar::Guide,
+    request::SamplingParams,
     sampler::device::{self, HostOnly},
     scheduler::{
         outlook::Outlook,
         queue::{Queues, Running},
         sequence::{Body, Share},
     },
-    step::{StepBuffer, StepCapacity, StepContent},
+    step::{StepBuffer, StepContent},
 };
 
 /// Reusable arrays.
@@ -25,6 +32,8 @@ pub(super) struct StepParts {
     samples: Vec<ts_sample>,
     /// The device samples, if it can.
     relays: bool,
+    /// The relay slot of row of logits 0, if nobody reads what it samples.
+    unread_slots: u32,
     /// Why it does not sample this step.
     pub host_only: Option<HostOnly>,
     /// Tokens on side branches.
@@ -80,13 +89,15 @@ fn relay_slot(table_row: u32) -> u32 {
 }
 
 impl StepParts {
-    pub fn new(capacity: StepCapacity) -> Self {
+    pub fn new(config: &EngineConfig) -> Self {
+        let capacity = config.step_capacity();
         Self {
             rows: Vec::with_capacity(capacity.rows as usize),
             ids: Vec::with_capacity(capacity.tokens as usize),
             logit_rows: Vec::with_capacity(capacity.logit_rows as usize),
             samples: Vec::with_capacity(capacity.samples as usize),
-            relays: capacity.samples > 0,
+            relays: config.relay,
+            unread_slots: relay_slot(config.table_rows),
             host_only: None,
             branch_tokens: 0,
         }
@@ -189,20 +200,22 @@ impl StepParts {
         }
         if place.samples(body) {
             // The last token's, and each guess's.
-            self.logit_rows.extend(query_start + (len - 1 - computed)..query_start + n_tokens);
+            let rows = query_start + (len - 1 - computed)..query_start + n_tokens;
+            self.logit_rows.extend(rows.clone());
             if let Some(guard) = body.guide.guard() {
                 guard.expect(&body.drafts.ids);
             }
+            // What the device can sample behind the text, it can behind guesses: `min_tokens` are nearer there.
             let host_only = match &body.guide {
                 Guide::Free => HostOnly::of(&body.sampling, len - body.prompt_tokens),
                 Guide::Here(_) | Guide::Lent => Some(HostOnly::Constraint),
             };
             match host_only {
                 Some(reason) => self.leave_to_host(reason),
-                None if self.relays => {
-                    self.samples.push(device::record(&body.sampling, len, relay_slot(active.lease.row())));
+                None => {
+                    let n_guesses = rows.len() as u32 - 1;
+                    (0..=n_guesses).for_each(|n| self.sample(&body.sampling, active.lease.row(), len, n));
                 }
-                None => {}
             }
         }
         u64::from(n_tokens) * u64::from(end) + self.add_branches(running)
@@ -214,10 +227,20 @@ impl StepParts {
         }
     }
 
+    /// A record for the next row of logits: of the token behind a text of `len` tokens and `n` guesses.
+    fn sample(&mut self, sampling: &SamplingParams, table_row: u32, len: u32, n: u32) {
+        if self.relays && self.host_only.is_none() {
+            let slot = if n == 0 { relay_slot(table_row) } else { self.unread_slots + self.samples.len() as u32 };
+            let position = if seeded!(GuessIsSampledAtTheBase) { len } else { len + n };
+            self.samples.push(device::record(sampling, position, slot));
+        }
+    }
+
     /// A row for each side branch: the request's own tokens again, the guesses it shares, and its own guesses. Their cache
     /// rows lie behind those of the request's row and of the branches before.
     fn add_branches(&mut self, running: &mut Running) -> u64 {
         let (body, active) = running.parts_mut();
+        let len = body.len();
         let own = &body.tokens[active.computed as usize..];
         let (state_read, state_write) = active.lease.state_slots().unwrap_or((0, 0));
         let (mut offset, mut pairs) = (active.planned, 0);
@@ -240,6 +263,9 @@ impl StepParts {
             (branch.offset, branch.first_logit_row) = (offset, self.logit_rows.len() as u32);
             let end = query_start + query_len;
             self.logit_rows.extend(end - branch.ids.len() as u32..end);
+            for n in branch.fork + 1..=branch.depth() {
+                self.sample(&body.sampling, active.lease.row(), len, n);
+            }
             offset += if seeded!(BranchesShareCacheRows) { 0 } else { query_len };
             self.branch_tokens += query_len;
             pairs += u64::from(query_len) * u64::from(active.computed + query_len);

@@ -6,9 +6,11 @@
 //! * `grammar`: constrained requests.
 //! * `policies`: what each scheduling policy promises.
 //! * `cases`: named public faults.
+//! * `drafting`: what a draft model costs where it does not pay.
 //! * `host_tier`: pages that leave the device and come back.
 
 mod cases;
+mod drafting;
 mod fake;
 mod grammar;
 mod host_tier;

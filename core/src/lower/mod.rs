@@ -300,7 +300,11 @@ fn operand(graph: &Graph, capacity: &Capacity, reference: Ref) -> Tensor {
             dims.extend(&t.inner);
             Tensor::new(t.dtype, Vary::Fixed, &dims)
         }
-        Ref::Relay => Tensor::new(DType::I32, Vary::Fixed, &[u64::from(capacity.table_rows) + 1]),
+        // Nobody's, one per request, and one per row of logits for ids that no step reads.
+        Ref::Relay => {
+            let slots = 1 + u64::from(capacity.table_rows) + u64::from(capacity.logit_rows);
+            Tensor::new(DType::I32, Vary::Fixed, &[slots])
+        }
         Ref::Table { .. } => {
             Tensor::new(DType::U32, Vary::Fixed, &[capacity.table_rows.into(), capacity.blocks_per_row.into()])
         }

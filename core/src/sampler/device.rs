@@ -4,6 +4,9 @@
 //! the host's sampler, by [`HostOnly`]: the op has side tables for biases, counts and masks, but filling them takes memory the
 //! size of the vocabulary per request, and a grammar's mask follows from the very token that the host has not seen. Rejected:
 //! leaving the host's rows out of steps that the device samples. They would come every other step.
+//!
+//! Rows behind guesses are sampled before anybody knows whether their guesses are right, and the engine then looks at those that
+//! are: a draw depends on seed and position alone, never on what was drawn before.
 
 use tokenspeed_backend_api::{
     abi::{TS_SAMPLED_NOT_FINITE, TS_SAMPLED_NOTHING_LEFT, TS_SAMPLED_TOKEN, TS_TOP_LOGPROBS_MAX, ts_sample},
@@ -28,14 +31,23 @@ pub enum HostOnly {
     MinTokens,
     /// More alternatives are asked for than the device reports.
     Logprobs,
+    /// The device samples nothing: so it was decided when the engine was made, or the backend cannot.
+    Device,
 }
 
 impl HostOnly {
     /// How many there are.
-    pub const COUNT: usize = 6;
+    pub const COUNT: usize = 7;
     /// All of them, in the order of [`HostOnly::index`].
-    pub const ALL: [Self; Self::COUNT] =
-        [Self::Constraint, Self::PromptLogprobs, Self::Bias, Self::Penalties, Self::MinTokens, Self::Logprobs];
+    pub const ALL: [Self; Self::COUNT] = [
+        Self::Constraint,
+        Self::PromptLogprobs,
+        Self::Bias,
+        Self::Penalties,
+        Self::MinTokens,
+        Self::Logprobs,
+        Self::Device,
+    ];
 
     /// Place in arrays of counts.
     pub fn index(self) -> usize {
@@ -51,6 +63,7 @@ impl HostOnly {
             Self::Penalties => "penalties",
             Self::MinTokens => "min_tokens",
             Self::Logprobs => "logprobs",
+            Self::Device => "device",
         }
     }
 
@@ -86,6 +99,21 @@ pub fn record(params: &SamplingParams, position: u32, relay_slot: u32) -> ts_sam
         sample_index: params.sample_index,
         relay_slot,
         ..ts_sample::default()
+    }
+}
+
+/// What the device sampled in the passes of a turn; nothing of a pass that did not run.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SampledPasses<'a> {
+    /// Of the forward pass.
+    pub forward: Sampled<'a>,
+    /// Of the pass that checks guesses.
+    pub verify: Sampled<'a>,
+}
+
+impl<'a> From<Sampled<'a>> for SampledPasses<'a> {
+    fn from(forward: Sampled<'a>) -> Self {
+        Self { forward, verify: Sampled::default() }
     }
 }
 

@@ -35,7 +35,10 @@ use crate::{
     bug::seeded,
     cache::{copies::LoadId, lease::Lease, memory::Memory},
     request::RequestId,
-    speculation::width::{self, Offer, StepCost},
+    speculation::{
+        looks::Looks,
+        width::{self, Offer, StepCost},
+    },
 };
 
 /// Chooses steps; remembers only why the head of the queue could not be admitted.
@@ -46,6 +49,7 @@ pub struct Scheduler {
     /// The waiting request that did not fit, and the release count then: no use trying before it changed.
     blocked: Option<(RequestId, u64)>,
     offers: Vec<Offer>,
+    looks: Looks,
     policy: Box<dyn Policy>,
     turns: Turns,
     /// Plans made, to look again at one waiting request now and then.
@@ -103,6 +107,7 @@ impl Scheduler {
             n_preemptions: 0,
             n_cut_tokens: 0,
             offers: Vec::with_capacity(limits.max_num_seqs as usize),
+            looks: Looks::default(),
             kept_pages: 0,
             ahead: None,
             in_use: vec![false; limits.table_rows as usize],
@@ -163,28 +168,26 @@ impl Scheduler {
         self.decisions.conclude(queues, why_not, stopped);
     }
 
-    /// Plan the step after the one in flight, as far as that can be done before it has been taken in. False, and nothing
-    /// happens, if what is in flight decides too much: guesses may be right or wrong, and some policies weigh requests
-    /// against each other, or against the time.
-    pub fn plan_ahead(&mut self, queues: &mut Queues, memory: &mut Memory) -> bool {
-        if self.ahead.is_some() || !self.policy.plans_ahead() {
-            return false;
-        }
-        let guesses = queues.iter_running().any(|running| !running.parts().0.drafts.is_empty());
+    /// Whether the step after the one in flight can be planned before that has been taken in: what is in flight must not decide
+    /// too much. Guesses may be right or wrong, and some policies weigh requests against each other, or against the time.
+    pub fn can_plan_ahead(&self, queues: &Queues) -> bool {
+        let guesses = |running: &Running| !running.parts().0.drafts.is_empty();
         // Who is admitted now could find pages that are forgotten only when the step in flight has been taken in.
-        if guesses || queues.iter_running().any(behind::is_in_doubt) {
-            return false;
-        }
-        let n_decode = count_decoding(queues);
-        if self.limits.draft_max > 0 && n_decode > 0 {
-            return false;
-        }
+        let decides = |running| guesses(running) || behind::is_in_doubt(running);
+        self.ahead.is_none() && self.policy.plans_ahead() && !queues.iter_running().any(decides)
+    }
+
+    /// Plan the step after the one in flight, in which nobody guesses, as far as that can be done before it has been taken in.
+    ///
+    /// # Panics
+    /// If that cannot be, see [`Scheduler::can_plan_ahead`].
+    pub fn plan_ahead(&mut self, queues: &mut Queues, memory: &mut Memory) {
+        assert!(self.can_plan_ahead(queues), "what is in flight decides too much");
         assert!(self.deltas.is_empty(), "the step in flight was told of all changes");
         self.decisions.list.clear();
-        let mut budget = self.budget(n_decode, 0);
+        let mut budget = self.budget(count_decoding(queues), 0);
         self.choose(When::Ahead, 0, queues, memory, &mut budget);
         self.ahead = Some(budget);
-        true
     }
 
     /// Forget what was planned ahead; its requests are gone.
@@ -444,6 +447,5 @@ fn with_tail(end: u32, wanted: u32, memory: &Memory) -> u32 {
 
 /// Requests that decode in the step being planned.
 fn count_decoding(queues: &Queues) -> u32 {
-    let outlooks = queues.iter_running().map(Outlook::of);
-    outlooks.filter(|outlook| outlook.is_decoding && !outlook.ends).count() as u32
+    queues.iter_running().filter(|running| Outlook::of(running).generates()).count() as u32
 }

@@ -109,9 +109,19 @@ impl Record {
 
     /// Nothing pays at the moment: whether to try one guess all the same.
     pub fn is_due(&mut self) -> bool {
-        let is_due = self.rest == 0;
+        let is_due = self.is_rested();
         self.rest = if is_due { self.patience } else { self.rest - 1 };
         is_due
+    }
+
+    /// The same, before it is decided.
+    pub fn is_rested(&self) -> bool {
+        self.rest == 0
+    }
+
+    /// Nothing pays, and nothing is tried.
+    pub fn rest_on(&mut self) {
+        self.rest -= 1;
     }
 
     /// Of many requests' guesses, `tried` were held against a sampled token and `accepted` of them were right.
@@ -127,6 +137,9 @@ impl Record {
     /// Guesses that cost before they are checked: they were made because they pay, or only to see whether they are right. A
     /// right one among the latter is no reason for more: it was too dear all the same.
     pub fn made(&mut self, because_they_pay: bool) {
+        if !because_they_pay {
+            self.rest = self.patience;
+        }
         self.rest_longer_unless(because_they_pay);
     }
 

@@ -113,8 +113,12 @@ impl Prepared {
         };
         let mut host_samples = String::new();
         let smallest = Capacity { blocks: request.blocks_min, ..capacity };
-        match sampling::on_device(options, shape, &engine, &device, &graphs[0], smallest) {
-            Ok(graph) => (graphs[0], engine.relay) = (graph, true),
+        let n_sampled = if engine.speculation.is_some() && has_state(&model) { 2 } else { 1 };
+        match sampling::on_device(options, shape, &engine, &device, &graphs[..n_sampled], smallest) {
+            Ok(sampling) => {
+                graphs.splice(..n_sampled, sampling);
+                engine.relay = true;
+            }
             Err(why) => host_samples = why,
         }
         let refs: Vec<&Graph> = graphs.iter().collect();
@@ -297,9 +301,11 @@ impl Prepared {
         t.row(
             "sampling",
             match &self.host_samples[..] {
-                "" => "on the device, tokens go to the next step there; by the host for constraints, penalties, biases, min_tokens \
-                       and prompt_logprobs"
-                    .to_owned(),
+                "" => {
+                    let relays = if e.speculation.is_some() { "" } else { ", tokens go to the next step there" };
+                    let host = "constraints, penalties, biases, min_tokens and prompt_logprobs";
+                    format!("on the device{relays}; by the host for {host}")
+                }
                 why => format!("by the host ({why})"),
             },
         );

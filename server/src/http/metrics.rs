@@ -181,7 +181,7 @@ fn write_engine(out: &mut String, engine: &Metrics) {
         "Steps given to the device before the one in front had ended.",
         relayed,
     );
-    let help = "Steps that the host sampled though the device can, by what asked for it.";
+    let help = "Steps that the host sampled, by what asked for it; `device`: the device does not sample.";
     header(out, "tokenspeed_host_sampled_steps_total", help, "counter");
     for (reason, count) in HostOnly::ALL.iter().zip(engine.host_steps) {
         let _ = writeln!(out, "tokenspeed_host_sampled_steps_total{{reason=\"{}\"}} {count}", reason.name());

@@ -82,6 +82,10 @@ pub struct Tally {
     pub relayed_steps: u64,
     /// Rows sampled on the device.
     pub sampled: u64,
+    /// The same, behind guesses.
+    pub sampled_guesses: u64,
+    /// Right guesses that the device sampled.
+    pub accepted_on_device: u64,
     /// Requests refused because too many waited.
     pub refused: u64,
     /// Rows that resumed from one state slot and wrote another.
@@ -148,6 +152,8 @@ impl std::ops::AddAssign for Tally {
         self.plans_ahead += o.plans_ahead;
         self.relayed_steps += o.relayed_steps;
         self.sampled += o.sampled;
+        self.sampled_guesses += o.sampled_guesses;
+        self.accepted_on_device += o.accepted_on_device;
         self.refused += o.refused;
         self.state_moves += o.state_moves;
         self.guesses += o.guesses;

@@ -54,6 +54,7 @@ pub fn scenario(seed: u64) -> Scenario {
     let mut arrivals = arrivals(rng, &config, n_arrivals, mood);
     add_grammars(seed, &mut arrivals, mood);
     add_early_aborts(seed, &mut arrivals, mood);
+    leave_to_the_device(seed, &config, &mut arrivals);
     let mut wire = wire(seed);
     if mood == Mood::Returning {
         (wire.delay, wire.trouble) = (wire.delay.min(5), 0);
@@ -220,8 +221,11 @@ const FEATURES: [Feature; 8] = [
             config.prefix_cache &= !rng.one_in(3);
         },
     },
-    // The device samples and relays, which leaves no time to copy between steps.
-    Feature { one_in: |_| 2, add: |_, config| config.relay = config.speculation.is_none() && config.host_pages == 0 },
+    // The device samples, and without guesses it relays, which leaves no time to copy between steps.
+    Feature {
+        one_in: |mood| if mood == Mood::Guessing { 1 } else { 2 },
+        add: |_, config| config.relay = config.host_pages == 0,
+    },
 ];
 
 /// Let steps have more tokens and rows of logits.
@@ -454,6 +458,23 @@ fn add_grammars(seed: u64, arrivals: &mut [Arrival], mood: Mood) {
             arrival.grammar = Some(Grammar { seed: rng.bits(), whole_after, trouble });
             // The answer ends where its grammar does.
             arrival.sampling.ignore_eos = false;
+        }
+    }
+}
+
+/// Where the device samples and somebody guesses, nothing needs the host in half of the seeds; some want to know how likely
+/// their tokens were.
+fn leave_to_the_device(seed: u64, config: &EngineConfig, arrivals: &mut [Arrival]) {
+    let rng = &mut Rng::new(seed, 11);
+    if config.relay && config.speculation.is_some() && rng.one_in(2) {
+        for arrival in arrivals {
+            arrival.grammar = None;
+            let s = &mut arrival.sampling;
+            (s.repetition_penalty, s.frequency_penalty, s.presence_penalty) = (1.0, 0.0, 0.0);
+            (s.min_tokens, s.prompt_logprobs) = (0, None);
+            s.logprobs = rng.pick(&[None, None, Some(0), Some(2)]);
+            s.logit_bias.clear();
+            s.bad_words.clear();
         }
     }
 }

@@ -46,7 +46,7 @@ pub fn graph(config: &EngineConfig, pass: Pass) -> Graph {
         Pass::Forward | Pass::Verify | Pass::DraftFirst | Pass::DraftNext => b.tokens(),
     }
     match pass {
-        Pass::Forward if config.relay => {
+        Pass::Forward | Pass::Verify if config.relay => {
             b.g.with_sampling(config.tokenizer_vocab_size).expect("it has an embedding and logits")
         }
         _ => b.g,

@@ -99,6 +99,8 @@ pub struct Sizes {
     pub chunk_cap: u32,
     /// Real token ids.
     pub n_ids: u32,
+    /// Rows of the block tables, each with a relay slot; more slots lie behind them.
+    pub table_rows: u32,
 }
 
 /// A token sampled on the device, in the slot where the next step may find it.
@@ -175,6 +177,8 @@ pub struct World {
     pub(crate) relayed: BTreeMap<u32, Relayed>,
     /// Rows sampled on the device.
     pub n_sampled: u64,
+    /// The same, behind guesses.
+    pub n_sampled_guesses: u64,
     /// Steps that ran.
     pub n_steps: u64,
     /// Rows that went on in another state slot than they came from.
@@ -237,6 +241,7 @@ impl World {
             owners: Vec::new(),
             relayed: BTreeMap::new(),
             n_sampled: 0,
+            n_sampled_guesses: 0,
             n_steps: 0,
             n_state_moves: 0,
             n_replays: 0,

@@ -11,7 +11,7 @@ use tokenspeed_sim::hunt::{expected, hunt};
 fn start(bug: Bug) -> u64 {
     match bug {
         Bug::RelaySlotIsAnothers | Bug::WastedTokenIsHeard | Bug::FreedBeforeTheStepBehind => 0,
-        Bug::NothingComesBack => 1_000_000,
+        Bug::NothingComesBack | Bug::ForwardPassDecidesWhoSamples => 1_000_000,
         Bug::PageLoadedInVainIsLost => 1_000_140,
         Bug::MaskOfTheFirstRowForAll | Bug::RefusalCountsWhoeverWaits => 1_000_190,
         Bug::GuessesTakeOthersPages | Bug::ReturnNeedsNoRoom => 1_000_200,

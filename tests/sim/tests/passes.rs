@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use tokenspeed_backend_api::{
-    abi::{ts_step_row, ts_step_token, ts_table_delta},
+    abi::{ts_sample, ts_step_row, ts_step_token, ts_table_delta},
     exec::Via,
 };
 use tokenspeed_core::{
@@ -38,13 +38,15 @@ struct Part {
     row: ts_step_row,
     ids: Vec<u32>,
     logit_rows: Vec<u32>,
+    /// One per row of logits, if the device samples.
+    samples: Vec<ts_sample>,
 }
 
 fn part(pass: Pass, computed: u32, ids: &[u32], (state_read, state_write): (u32, u32)) -> Part {
     let (query_len, state_tokens) = (ids.len() as u32, computed);
     let row = ts_step_row { computed, query_len, state_read, state_write, state_tokens, ..ts_step_row::default() };
     let logit_rows = if pass == Pass::Replay { Vec::new() } else { (0..query_len).collect() };
-    Part { pass, row, ids: ids.to_vec(), logit_rows }
+    Part { pass, row, ids: ids.to_vec(), logit_rows, samples: Vec::new() }
 }
 
 impl Bench {
@@ -55,8 +57,9 @@ impl Bench {
         let state = ComponentConfig { name: "kda".into(), class: ComponentClass::State, n_blocks: 5 };
         config.components.push(state);
         config.speculation = Some(SpeculationConfig { draft_max: 3, ngram: 1, branches: 0 });
+        config.relay = true;
         let sizes = Sizes { blocks: 8, states: 5, block_tokens: 4, draft_max: 3, ..Sizes::default() };
-        let sizes = Sizes { chunk_grid: 4, chunk_cap: 100, n_ids: 20, ..sizes };
+        let sizes = Sizes { chunk_grid: 4, chunk_cap: 100, n_ids: 20, table_rows: 2, ..sizes };
         let registered = Registered::new(World::new(sizes));
         registered.world.lock().truths.insert(ID, Truth::new(None, &[1, 2, 3, 4, 5]));
         let choice = DeviceChoice { via, refuse: None, prepare: "ok" };
@@ -78,7 +81,7 @@ impl Bench {
 
     /// The check that failed, if one did.
     fn run(&mut self, part: &Part, fault: Option<StepFault>) -> Result<(), Check> {
-        let Part { pass, row, ids, logit_rows } = part;
+        let Part { pass, row, ids, logit_rows, samples } = part;
         let mut world = self.registered.world.lock();
         if *pass == Pass::Replay {
             world.begin_replay(BTreeSet::new(), fault);
@@ -92,8 +95,11 @@ impl Bench {
         let tokens: Vec<_> = (row.computed..).zip(ids).map(token).collect();
         let deltas = std::mem::take(&mut self.deltas);
         let content = StepContent { sequence: 1, rows: &[*row], tokens: &tokens, logit_rows, deltas: &deltas };
-        self.buffer.write(&content);
-        let result = self.program.run(*pass, self.buffer.bytes(), logit_rows.len() as u32);
+        self.buffer.write_ids(&content, &[], samples);
+        let result = match samples.is_empty() {
+            true => self.program.run(*pass, self.buffer.bytes(), logit_rows.len() as u32),
+            false => self.program.run_sampled(*pass, self.buffer.bytes(), logit_rows.len() as u32),
+        };
         match self.registered.world.lock().failure.take() {
             Some(failure) => Err(failure.check),
             None => {
@@ -184,4 +190,37 @@ fn what_is_left_out_or_wrong_shows_in_the_next_turn() {
     bench.run(&verify(), Some(StepFault::Fails)).unwrap();
     bench.hear(&[6, 9]);
     assert_eq!(bench.run(&replay(), None), Err(Check::State), "from the records of a failed pass");
+}
+
+/// The same guesses, sampled by the device: the token behind 5 goes to the request's slot, the others where nobody looks.
+fn sampled() -> Part {
+    let record = |(position, relay_slot)| ts_sample { position, relay_slot, ..ts_sample::default() };
+    Part { samples: [(5, 1), (6, 4), (7, 5)].map(record).to_vec(), ..verify() }
+}
+
+#[test]
+fn each_wrong_record_of_a_row_behind_guesses_is_found() {
+    type Damage = fn(&mut Part);
+    let cases: [(&str, Damage); 6] = [
+        ("at the position of the row before", |p| p.samples[1].position = 5),
+        ("into the slot of another request", |p| p.samples[2].relay_slot = 2),
+        ("the text's next token where nobody looks", |p| p.samples[0].relay_slot = 3),
+        ("two into one slot", |p| p.samples[2].relay_slot = 4),
+        ("into no slot", |p| p.samples[1].relay_slot = 0),
+        ("into a slot that is not there", |p| p.samples[1].relay_slot = 100_000),
+    ];
+    for via in [Via::Program, Via::Walker] {
+        let mut bench = Bench::new(via);
+        bench.run(&sampled(), None).unwrap();
+        let chosen = bench.program.sampled(Pass::Verify);
+        assert_eq!((chosen.n_rows(), bench.registered.world.lock().n_sampled_guesses), (Some(3), 2));
+        assert!((0..3).all(|row| chosen.token(row, 20, false).is_ok()));
+        bench.hear(&[6, 9]);
+        bench.run(&replay(), None).unwrap();
+        for (name, damage) in cases {
+            let mut part = sampled();
+            damage(&mut part);
+            assert_eq!(Bench::new(via).run(&part, None), Err(Check::Step), "{name}");
+        }
+    }
 }

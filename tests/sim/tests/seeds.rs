@@ -38,6 +38,8 @@ fn the_first_seeds_fail_nowhere_and_reach_everything() {
         ("variants", t.variants),
         ("relayed steps", t.relayed_steps),
         ("rows sampled on the device", t.sampled),
+        ("rows behind guesses sampled there", t.sampled_guesses),
+        ("right guesses sampled there", t.accepted_on_device),
     ];
     assert!(reached.iter().all(|(_, n)| *n > 10), "{reached:?}");
 }

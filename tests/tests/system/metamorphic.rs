@@ -22,6 +22,7 @@ use std::{sync::Arc, time::Duration};
 use tokenspeed_core::{
     client::{Engine, EventStream, Metrics},
     request::{Event, FinishReason, Request, Usage},
+    sampler::device::HostOnly,
 };
 
 use crate::support::{Answer, finish, models::long_tests, submit};
@@ -30,6 +31,7 @@ use talks::{Talks, Turn};
 
 /// Runs one seed instead of many.
 const SEED: &str = "TOKENSPEED_METAMORPHIC_SEED";
+const RUN: &str = "cargo nextest run --workspace --test system";
 
 /// What happened over all seeds of a subject, to see that they did what they are meant to.
 #[derive(Clone, Copy, Debug, Default)]
@@ -43,6 +45,11 @@ struct Reached {
     /// Of these, right ones.
     side: u64,
     given_up: u64,
+    /// Steps, and of these the ones that the host sampled though the device can.
+    steps: u64,
+    host_steps: u64,
+    /// Steps of engines whose device does not sample.
+    hosts_engines: u64,
 }
 
 /// All turns of a round at once; of those whose callers give up, what they heard until then.
@@ -102,15 +109,26 @@ fn settled(engine: &dyn Engine) -> Metrics {
 
 /// One seed: the conversations alone, then together.
 fn examine(subject: &Subject, bench: &Bench, seed: u64, reached: &mut Reached) {
-    let words = subject.draw(seed);
-    let again =
-        format!("{SEED}={seed} cargo nextest run --workspace --test system -E 'test(metamorphic::{})'", subject.name);
+    let again = format!("{SEED}={seed} {RUN} -E 'test(metamorphic::{})'", subject.name);
+    examine_with(subject, bench, seed, [&subject.draw(seed), &again], |_| {}, reached);
+}
+
+/// The same with these options, and turns that are changed in some way.
+fn examine_with(
+    subject: &Subject,
+    bench: &Bench,
+    seed: u64,
+    [words, again]: [&str; 2],
+    change: fn(&mut Turn),
+    reached: &mut Reached,
+) {
     let label = format!("{again}\noptions: {words}");
     let engine = |words: &str| -> Arc<dyn Engine> { subject.load(bench, words) };
-    let (plain, busy) = (engine(options::EVERYTHING_OFF), engine(&words));
+    let (plain, busy) = (engine(options::EVERYTHING_OFF), engine(words));
     let mut talks = Talks::new(seed, subject.vocabulary);
     for round in 0..talks.rounds() {
-        let turns = talks.turns(subject.max_len);
+        let mut turns = talks.turns(subject.max_len);
+        turns.iter_mut().for_each(change);
         let alone: Vec<Answer> = turns.iter().map(|turn| finish(submit(&*plain, turn.request.clone()))).collect();
         let together = all_at_once(&*busy, &turns);
         for (n, (turn, (found, wanted))) in turns.iter().zip(together.iter().zip(&alone)).enumerate() {
@@ -134,6 +152,10 @@ fn examine(subject: &Subject, bench: &Bench, seed: u64, reached: &mut Reached) {
     reached.accepted += metrics.accepted.iter().sum::<u64>();
     reached.branches += metrics.branches[0];
     reached.side += metrics.branches[1];
+    let hosts = metrics.host_steps[HostOnly::Device.index()];
+    reached.steps += metrics.steps;
+    reached.host_steps += metrics.host_steps.iter().sum::<u64>() - hosts;
+    reached.hosts_engines += hosts;
 }
 
 fn invariant(subject: &Subject) {
@@ -145,7 +167,7 @@ fn invariant(subject: &Subject) {
     let seeds = if long_tests() { 0..subject.seeds * 30 } else { 0..subject.seeds };
     seeds.for_each(|seed| examine(subject, &bench, seed, &mut reached));
     println!("{}: {reached:?}", subject.name);
-    let Reached { cached, preemptions, drafts, accepted, branches, side, given_up } = reached;
+    let Reached { cached, preemptions, drafts, accepted, branches, side, given_up, .. } = reached;
     assert!(cached > 0 && accepted > 0 && accepted < drafts && given_up > 0, "{reached:?}");
     // The second choice of a random draft is right too rarely to be waited for (`trees.rs` has a fitted one); that of a model
     // that drafts for itself is right often enough.
@@ -153,6 +175,32 @@ fn invariant(subject: &Subject) {
     assert!(side > 0 || subject.name == options::KIMI_EXACT.name, "{reached:?}");
     // How many meet in too little memory is a matter of time; a slow model is left none.
     assert!(preemptions > 0 || subject.mode != "exact", "{reached:?}");
+}
+
+/// Whatever guesses are made, the device samples what follows them as the host would.
+fn device_invariant(subject: &Subject) {
+    let bench = Bench::new(subject);
+    let mut reached = Reached::default();
+    let again = format!("{RUN} -E 'test(metamorphic::{}_sampled_on_the_device)'", subject.name);
+    let guesses = subject.guesses.iter().filter(|words| !words.is_empty());
+    // Guesses are right less often where no constraint narrows the choice.
+    for (seed, words) in (1000..).zip(guesses.flat_map(|words| [words; 3])) {
+        examine_with(subject, &bench, seed, [words, &again], Turn::leave_to_the_device, &mut reached);
+    }
+    println!("{}: {reached:?}", subject.name);
+    let Reached { accepted, drafts, branches, steps, host_steps, hosts_engines, .. } = reached;
+    assert!(accepted > 0 && accepted < drafts && branches > 0, "{reached:?}");
+    assert!(steps > 0 && hosts_engines + host_steps == 0, "{reached:?}");
+}
+
+#[test]
+fn kimi_exact_sampled_on_the_device() {
+    device_invariant(&options::KIMI_EXACT);
+}
+
+#[test]
+fn llama_fast_sampled_on_the_device() {
+    device_invariant(&options::LLAMA_FAST);
 }
 
 #[test]

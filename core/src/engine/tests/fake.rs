@@ -257,6 +257,8 @@ pub struct Rig {
     pub plans_ahead: bool,
     /// Plans made ahead.
     pub n_ahead: u64,
+    /// What a pass of the draft takes.
+    pub draft_ns: u64,
 }
 
 impl Rig {
@@ -272,6 +274,7 @@ impl Rig {
             copies: Vec::new(),
             plans_ahead: false,
             n_ahead: 0,
+            draft_ns: 10,
         }
     }
 
@@ -352,7 +355,7 @@ impl Rig {
     pub fn draft_pass(&mut self) -> bool {
         let Some(draft) = self.engine.draft_step(self.now_ns) else { return false };
         let logits = self.device.run_draft(draft.step, draft.pass);
-        self.now_ns += 10;
+        self.now_ns += self.draft_ns;
         self.engine.drafted(self.now_ns, &logits);
         true
     }

@@ -33,7 +33,7 @@ impl Scheduler {
         let stopped = self.choose(When::Ahead, 0, queues, memory, &mut budget);
         let is_left_out = |running: &Running| {
             let outlook = Outlook::of(running);
-            outlook.is_decoding && !outlook.ends && running.parts().1.ahead.n_tokens == 0
+            outlook.generates() && running.parts().1.ahead.n_tokens == 0
         };
         let is_whole = !queues.iter_running().any(is_left_out);
         let has_work = queues.iter_running().any(|running| running.parts().1.ahead.n_tokens > 0);

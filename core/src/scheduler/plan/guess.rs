@@ -3,14 +3,32 @@
 use super::*;
 
 impl Scheduler {
+    /// Decide, while a step without guesses is in flight, that nobody looks for any in the one after it, because that is not
+    /// expected to pay; false, and nothing is decided, if somebody may.
+    pub fn rests(&mut self, queues: &Queues, memory: &Memory, cost: &StepCost) -> bool {
+        self.offers.clear();
+        for running in queues.iter_running().filter(|running| Outlook::of(running).generates()) {
+            let (body, active) = running.parts();
+            let chance = self.looks.chance(&body.drafts.finds, body.drafts.record.chance());
+            let offered = if chance > 0.0 { self.limits.guesses_max(body, active, memory) } else { 0 };
+            self.offers.push(Offer { chance, offered, width: 0 });
+        }
+        let total = self.limits.guesses_of_all(self.offers.len() as u32);
+        width::choose(&mut self.offers, total, cost);
+        self.offers.is_empty() || self.offers.iter().all(|offer| offer.width == 0) && self.looks.rests()
+    }
+
     /// Let decoding requests guess, as far as it pays and the step has room; returns how many tokens that adds.
     pub(super) fn guess(&mut self, queues: &mut Queues, memory: &Memory, n_decode: u32, cost: &StepCost) -> u32 {
         let limits = &self.limits;
         self.offers.clear();
+        let mut n_found = 0;
         for running in queues.running.iter_mut().flatten() {
             if let Running::Decoding(sequence) = running {
                 let (body, active) = sequence.parts_mut();
                 body.drafts.propose(&body.tokens, limits.guesses_max(body, active, memory));
+                body.drafts.finds.observe(!body.drafts.is_empty());
+                n_found += u32::from(!body.drafts.is_empty());
                 if let Some(guard) = body.guide.guard() {
                     // What the grammar forbids is not worth a row.
                     let n_allowed = guard.count_allowed(&body.drafts.ids);
@@ -38,6 +56,7 @@ impl Scheduler {
                 left -= drafts.len();
             }
         }
+        self.looks.looked(self.offers.len() as u32, n_found, left < total);
         if limits.branch_rows > 0 {
             left -= self.branch(queues, n_decode + total - left, left, cost);
         }

@@ -1,7 +1,8 @@
 //! Sampling on the device, and the slots that its tokens wait in for the next step.
 //!
 //! Tokens are sampled by the catalogue's reference. The device remembers whose token is in which slot, and for which position;
-//! a row that takes its token from a slot must be of that request and at that position.
+//! a row that takes its token from a slot must be of that request and at that position. What rows behind guesses leave in slots is
+//! nobody's token yet: those slots must be none that a request has.
 
 use tokenspeed_backend_api::{
     catalogue::{self, Call, Part},
@@ -58,9 +59,17 @@ impl Sampler {
             let token = &step.tokens[token as usize];
             let holder = holder_of(world, &step.rows[token.row as usize])?;
             let slot = sample.relay_slot;
-            if slot == 0 || slot as usize >= views[1].rows() || sample.position != token.position + 1 {
+            let is_behind_guesses = sample.position as usize > world.truths[&holder.id].tokens.len();
+            let is_requests = slot <= world.sizes.table_rows;
+            let (is_there, is_next) =
+                (slot > 0 && (slot as usize) < views[1].rows(), sample.position == token.position + 1);
+            if !is_there || !is_next || is_requests == is_behind_guesses {
                 let what = format!("{:?} is sampled behind {} as {sample:?}", holder.id, token.position);
                 return Err(fail(world, Check::Step, what));
+            }
+            if is_behind_guesses {
+                world.n_sampled_guesses += 1;
+                continue;
             }
             let sampled = views[1].load_u32(slot as usize, 0);
             world.relayed.insert(slot, Relayed { id: holder.id, position: sample.position, token: sampled });

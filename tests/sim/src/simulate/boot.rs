@@ -27,6 +27,7 @@ pub(super) fn sizes(config: &EngineConfig) -> Sizes {
         chunk_grid: config.chunk_grid(),
         chunk_cap: config.chunked_prefill_size,
         n_ids: config.tokenizer_vocab_size,
+        table_rows: config.table_rows,
     }
 }
 

@@ -96,7 +96,7 @@ impl Simulation<'_> {
         (tally.overtaken, tally.aged, tally.coalesced) = (*n_overtaken, *n_aged, *n_coalesced);
         let world = self.registered.world.lock();
         (tally.steps, tally.state_moves, tally.guesses) = (world.n_steps, world.n_state_moves, world.n_guesses);
-        tally.sampled = world.n_sampled;
+        (tally.sampled, tally.sampled_guesses) = (world.n_sampled, world.n_sampled_guesses);
         (tally.replays, tally.moves, tally.draft_rows) = (world.n_replays, world.n_moves, world.n_draft_rows);
         let metrics = self.engine.metrics();
         (tally.stores, tally.loads) = (metrics.host_stored, metrics.host_loaded);

@@ -7,8 +7,9 @@ use std::collections::BTreeSet;
 
 use tokenspeed_core::{
     driver::StepRunner,
-    engine::{EngineConfig, Logits, Pass, Plan},
+    engine::{EngineConfig, EngineState, Logits, Pass, Plan},
     request::RequestId,
+    sampler::device::{Sampled, SampledPasses},
     step::StepBuffer,
 };
 
@@ -60,7 +61,7 @@ impl Simulation<'_> {
             self.registered.world.lock().begin_pass(Pass::Forward, plan.verify.is_none(), fault_of(Pass::Forward));
             digest(&mut self.outcome, &self.step);
             result = match plan.is_sampled {
-                true => self.program.run_sampled(self.step.bytes(), plan.n_logit_rows),
+                true => self.program.run_sampled(Pass::Forward, self.step.bytes(), plan.n_logit_rows),
                 false => self.program.run(Pass::Forward, self.step.bytes(), plan.n_logit_rows),
             };
             self.seen(&result)?;
@@ -69,7 +70,10 @@ impl Simulation<'_> {
             self.registered.world.lock().begin_pass(Pass::Verify, true, fault_of(Pass::Verify));
             let step = self.engine.verify_step();
             digest(&mut self.outcome, step);
-            result = self.program.run(Pass::Verify, step.bytes(), n_logit_rows);
+            result = match plan.is_sampled {
+                true => self.program.run_sampled(Pass::Verify, step.bytes(), n_logit_rows),
+                false => self.program.run(Pass::Verify, step.bytes(), n_logit_rows),
+            };
             self.seen(&result)?;
         }
         self.replay_fault = fault_of(Pass::Replay);
@@ -90,15 +94,21 @@ impl Simulation<'_> {
 
     /// Take in what was computed.
     pub(super) fn take_in(&mut self, plan: Plan) {
-        let verified = if plan.verify.is_some() { self.program.logits(Pass::Verify) } else { &[] };
-        let forward = if plan.n_rows > 0 { self.program.logits(Pass::Forward) } else { &[] };
-        let ears = &mut self.ears;
+        let (program, ears) = (&self.program, &mut self.ears);
+        let deliver = &mut |id, event| ears.hear(id, event);
+        let (forward, verify) = (plan.n_rows > 0, plan.verify.is_some());
         if plan.is_sampled {
-            let deliver = &mut |id, event| ears.hear(id, event);
-            return self.engine.advance_sampled(self.now_ns, plan, self.program.sampled(), deliver);
+            let of = |runs: bool, pass| if runs { program.sampled(pass) } else { Sampled::default() };
+            let sampled = SampledPasses { forward: of(forward, Pass::Forward), verify: of(verify, Pass::Verify) };
+            let accepted = |engine: &EngineState| engine.metrics().accepted.iter().sum::<u64>();
+            let before = accepted(&self.engine);
+            self.engine.advance_sampled(self.now_ns, plan, sampled, deliver);
+            self.outcome.tally.accepted_on_device += accepted(&self.engine) - before;
+            return;
         }
-        let logits = Logits { forward, verify: verified };
-        self.engine.advance(self.now_ns, plan, logits, &mut |id, event| ears.hear(id, event));
+        let of = |runs: bool, pass| if runs { program.logits(pass) } else { &[] };
+        let logits = Logits { forward: of(forward, Pass::Forward), verify: of(verify, Pass::Verify) };
+        self.engine.advance(self.now_ns, plan, logits, deliver);
     }
 
     /// Replay what the turn just taken in wants replayed. If that fails, stored states are in doubt and the cache is flushed; false.

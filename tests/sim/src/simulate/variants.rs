@@ -35,11 +35,10 @@ const CHANGES: [(&str, Change); 18] = [
     ("speculation switched", |s| {
         s.config.speculation = s.config.speculation.is_none().then(SpeculationConfig::default);
         s.config.draft = None;
-        s.config.relay = false;
         s.config.max_logit_rows += 40;
     }),
     ("sampled on the device or by the host", |s| {
-        s.config.relay = !s.config.relay && s.config.speculation.is_none() && s.config.host_pages == 0;
+        s.config.relay = !s.config.relay && s.config.host_pages == 0;
     }),
     ("draft model switched", |s| match (&s.config.draft, s.config.speculation) {
         (Some(_), _) => s.config.draft = None,

@@ -24,6 +24,17 @@ pub struct Talks {
     turns: Vec<Turn>,
 }
 
+impl Turn {
+    /// Ask for nothing that needs the host's sampler. Little to choose from, so that guesses can be right, is a matter of the
+    /// temperature then.
+    pub fn leave_to_the_device(&mut self) {
+        let s = &mut self.request.sampling;
+        (s.frequency_penalty, s.repetition_penalty) = (0.0, 1.0);
+        (s.prompt_logprobs, s.allowed_token_ids) = (None, None);
+        s.top_k = if s.temperature > 0.0 { 2 } else { 0 };
+    }
+}
+
 impl Talks {
     pub fn new(seed: u64, vocabulary: u32) -> Self {
         let mut talks =
