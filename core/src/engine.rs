@@ -468,14 +468,14 @@ impl EngineState {
         if plan.n_rows > 0 {
             self.parts.write(step, self.sequence, std::mem::take(&mut deltas));
         }
-        if let (Some((parts, step)), Some(load)) = (second, load) {
-            if load.n_rows > 0 {
-                parts.write(step, self.sequence, deltas);
-                plan.verify = Some(load.n_logit_rows);
-                plan.n_tokens += load.n_tokens;
-                plan.n_decode_tokens += load.n_decode_tokens;
-                plan.attention_pairs += load.attention_pairs;
-            }
+        if let (Some((parts, step)), Some(load)) = (second, load)
+            && load.n_rows > 0
+        {
+            parts.write(step, self.sequence, deltas);
+            plan.verify = Some(load.n_logit_rows);
+            plan.n_tokens += load.n_tokens;
+            plan.n_decode_tokens += load.n_decode_tokens;
+            plan.attention_pairs += load.attention_pairs;
         }
         if plan.n_tokens == 0 {
             assert!(self.is_idle() || self.memory.n_loads() > 0, "requests wait and none of them can go on");
@@ -556,6 +556,10 @@ impl EngineState {
         self.in_flight = self.behind.take().map(|behind| InFlight { planned_ns: now_ns, ..behind });
         if let Some(drafting) = &mut self.drafting {
             drafting.taken_in(&in_flight, &self.counters, now_ns);
+            if self.in_flight.is_some() {
+                // The next turn has begun.
+                drafting.settle(now_ns, &self.step_cost);
+            }
         }
         if !in_flight.is_mixed {
             if self.replay.is_empty() {

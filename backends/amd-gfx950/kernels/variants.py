@@ -283,17 +283,17 @@ def mlas():
     for k, keys in (("bf16", 32), ("fp8", 64)):
         for rows, ra, rb, fold in ((16, 16, 0, False), (64, 32, 16, False), (64, 32, 16, True), (128, 64, 32, False)):
             yield variant("shipped", f"mla_decode_{k}_{ra + rb}{'_fold' if fold else ''}", mla_decode.decode,
-                          ["*i32", F32, PLAIN[k], TABLE, F32, BF16, F32] + [I32] * 8 + [FLOAT],
+                          ["*i32", F32, PLAIN[k], TABLE, F32, "*i32", F32] + [I32] * 8 + [FLOAT],
                           {"ROWS": rows, "RA": ra, "RB": rb, "KEYS": keys, "STAGES": 3, "FOLD": fold}, ["groups", "1", "1"],
                           ["q", "cache", "y", "partial", "sums", "ldq", "ldc", "ldy"])
     for name, flags in (("", []), ("_rest", ["*i32"])):
         yield variant("shipped", f"mla_deal{name}", mla_split.deal, [STEP, *flags, "*i32", I32, I32],
                       {"B": 64, **({} if flags else {"flags": None})}, ["rows", "1", "1"], [], warps=1)
-    yield variant("shipped", "mla_merge", mla_split.merge, [STEP, BF16, F32, F32] + [I32] * 4, {"R": 512, "AHEAD": 8},
-                  ["tokens", "H", "1"], ["partial", "sums", "y", "ldy"], warps=1)
-    yield variant("shipped", "mla_settle", mla_split.settle, [STEP, BF16, *[F32] * 2, BF16, *[F32] * 2] + [I32] * 7,
+    yield variant("shipped", "mla_merge", mla_split.merge, [STEP, "*i32", F32, F32] + [I32] * 4, {"R": 512, "B": 128, "AHEAD": 8},
+                  ["tokens", "H", "R/B"], ["partial", "sums", "y", "ldy"], warps=2)
+    yield variant("shipped", "mla_settle", mla_split.settle, [STEP, "*i32", *[F32] * 2, BF16, *[F32] * 2] + [I32] * 7,
                   {"R": 512, "BN": 32, "AHEAD": 16}, ["tokens", "H", "V/BN"], ["partial", "sums", "mixed", "w", "gate", "y", "V", "ldw"],
-                  warps=8, num_stages=1, matrix_instr_nonkdim=16)
+                  warps=4, num_stages=1, matrix_instr_nonkdim=16)
     full = ["x", "w", "gate", "y", "N", "K", "xh", "yh", "ldw", "ldx", "ldy"]
     for name, flags in (("", []), ("_rest", ["*i32"])):
         for kind, absorb in (("gated_value", False), ("absorb", True)):
