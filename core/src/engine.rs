@@ -556,6 +556,10 @@ impl EngineState {
         self.in_flight = self.behind.take().map(|behind| InFlight { planned_ns: now_ns, ..behind });
         if let Some(drafting) = &mut self.drafting {
             drafting.taken_in(&in_flight, &self.counters, now_ns);
+            if self.in_flight.is_some() {
+                // The next turn has begun.
+                drafting.settle(now_ns, &self.step_cost);
+            }
         }
         if !in_flight.is_mixed {
             if self.replay.is_empty() {

@@ -194,9 +194,10 @@ fn nor_with_tokens_sampled_on_the_device() {
         let (mut chosen, logprobs) = (vec![0u32; CHOSEN_WIDTH * n_rows], vec![0f32; LOGPROBS_WIDTH * n_rows]);
         let (mut behind, mut n_steps, mut n_steady, mut n_relayed) = (None, 0u32, 0, 0);
         loop {
+            let now_ns = 1000 * u64::from(n_steps);
             let before = allocations();
-            let Some(plan) = behind.take().or_else(|| engine.plan(0, &mut steps[0])) else { break };
-            behind = engine.plan_behind(0, &mut steps[1]);
+            let Some(plan) = behind.take().or_else(|| engine.plan(now_ns, &mut steps[0])) else { break };
+            behind = engine.plan_behind(now_ns, &mut steps[1]);
             let mut during = allocations() - before;
             assert!(plan.is_sampled, "nothing here needs the host");
             n_relayed += u32::from(behind.is_some());
@@ -214,11 +215,11 @@ fn nor_with_tokens_sampled_on_the_device() {
             let is_steady = plan.n_decode_tokens == plan.n_tokens && n_steps > 60;
             let mut has_ended = false;
             let before = allocations();
-            engine.advance_sampled(n_steps.into(), plan, sampled, &mut |_, event| {
+            engine.advance_sampled(now_ns + 1000, plan, sampled, &mut |_, event| {
                 has_ended |= matches!(event, Event::Finished { .. } | Event::Failed { .. });
             });
             engine.replay_step();
-            engine.replayed(n_steps.into());
+            engine.replayed(now_ns + 1000);
             during += allocations() - before;
             n_steps += 1;
             if is_steady && !has_ended {
@@ -228,7 +229,9 @@ fn nor_with_tokens_sampled_on_the_device() {
         }
         let accepted: u64 = engine.metrics().accepted.iter().sum();
         if guesses > 0 {
-            assert!(n_steady > 50 && n_relayed == 0 && accepted > 1000, "{n_steady} steady steps, {accepted} right");
+            // Looks find something or rest.
+            let counts = format!("{n_steady} steady steps, {n_relayed} relayed, {accepted} right");
+            assert!(n_steady > 50 && n_relayed > 20 && accepted > 100, "{counts}");
         } else {
             assert!(n_steady > 250 && n_relayed > 300, "{n_steady} steady steps, {n_relayed} relayed");
         }

@@ -3,7 +3,8 @@
 It stands for convolution, SiLU, unit lengths, gates and `kda_chunk.prepare`, for heads of 128 x 128 and bf16 factors: nothing of
 [tokens, channels] in f32 goes through memory in between. A work-group owns a chunk of a head, a wave a tile of 16 tokens. A lane
 has eight tokens of four channels, so that the rows of a filter slide through its registers and running sums of the gate stay in it.
-Only finished bf16 factors go through LDS, on their way to the matrix units.
+Only finished bf16 factors go through LDS, on their way to the matrix units. What is stored has the dimension that it is summed over
+innermost, in `kda_scan.place`.
 
 With c the sum of log decays since a tile's start and t that of a whole tile, a ratio e^(G_i - G_j) across tiles is
 e^(c_i) . e^(t_j - c_j) . e^(t of the tiles between), all of them at most 1. Inside a tile it is e^(c_i) . e^(-c_j), which grows
@@ -25,6 +26,7 @@ from triton.experimental.gluon.language.extra import libdevice
 import step as st
 from elementwise import LOG2_E
 from kda import log_decay
+from kda_scan import place
 
 D = gl.constexpr(128)
 CHUNK = gl.constexpr(64)
@@ -213,16 +215,16 @@ def column(solved, square, diagonal, tile: gl.constexpr):
 
 @gluon.jit
 def store_a(to, a, q0, q1, q2):
-    """A of a chunk: tiles on the diagonal, columns of tiles below it, and zeros above."""
+    """A of a chunk, its columns in `place`: tiles on the diagonal, columns of tiles below it, and zeros above."""
     row = gl.arange(0, CHUNK, layout=gl.SliceLayout(1, ACROSS))[:, None]
     column = gl.arange(0, TILE, layout=gl.SliceLayout(0, ACROSS))[None, :]
     tile = row // TILE
-    at = row * CHUNK + column
+    at = row * CHUNK
     a = gl.where(row % TILE >= column, a, 0.0)
-    cdna4.buffer_store(gl.where(tile == 0, a, q0).to(gl.bfloat16), to, at)
-    cdna4.buffer_store(gl.where(tile == 1, a, gl.where(tile > 1, q1, 0.0)).to(gl.bfloat16), to, at + TILE)
-    cdna4.buffer_store(gl.where(tile == 2, a, gl.where(tile > 2, q2, 0.0)).to(gl.bfloat16), to, at + 2 * TILE)
-    cdna4.buffer_store(gl.where(tile == 3, a, 0.0).to(gl.bfloat16), to, at + 3 * TILE)
+    cdna4.buffer_store(gl.where(tile == 0, a, q0).to(gl.bfloat16), to, at + place(column))
+    cdna4.buffer_store(gl.where(tile == 1, a, gl.where(tile > 1, q1, 0.0)).to(gl.bfloat16), to, at + place(column + TILE))
+    cdna4.buffer_store(gl.where(tile == 2, a, gl.where(tile > 2, q2, 0.0)).to(gl.bfloat16), to, at + place(column + 2 * TILE))
+    cdna4.buffer_store(gl.where(tile == 3, a, 0.0).to(gl.bfloat16), to, at + place(column + 3 * TILE))
 
 
 @gluon.jit
@@ -260,24 +262,25 @@ def solve(m, m0, m1, m2, pb, ldb):
 
 @gluon.jit
 def prepare_mix(step, q, k, v, f, b, wq, wk, wv, a_log, dt_bias, window, ws_w, ws_q, ws_k, ws_u, ws_a, ws_decay, H, ldq, ldk, ldv,
-                ldf, ldb, ldw, bounded, bound, l2_eps, scale):
-    """The chunk that begins in a block of 64 tokens of the step, if any; grid (ceil(tokens / 64), H).
+                ldf, ldb, ldw, first, bounded, bound, l2_eps, scale):
+    """The chunk that begins in a block of 64 tokens of the step, if any; grid (pairs of a block and a head in the slab), which are those
+    of the step, by block, from `first` on. The scratch holds a slab.
 
     q, k, v before the convolution of four taps, f the gate's projection, b before the sigmoid. The window is read where fewer than
     three of the request's tokens lie ahead of the chunk in the step, and never moved.
     """
-    block = gl.program_id(0)
-    head = gl.program_id(1)
-    first = chunk_in(step, block)
-    if first != NOWHERE:
-        slot = (block * H + head).to(gl.int64)
+    pair = first + gl.program_id(0)
+    head = pair % H
+    here = chunk_in(step, pair // H)
+    if here != NOWHERE:
+        slot = gl.program_id(0).to(gl.int64)
         tokens = step + gl.load(step + st.TOKENS_OFFSET) // 4
-        request = step + gl.load(step + st.ROWS_OFFSET) // 4 + gl.load(tokens + first * st.TOKEN_WORDS + 2) * st.ROW_WORDS
+        request = step + gl.load(step + st.ROWS_OFFSET) // 4 + gl.load(tokens + here * st.TOKEN_WORDS + 2) * st.ROW_WORDS
         started = gl.load(request + 1) != 0
-        before = first - gl.load(request + 2)
+        before = here - gl.load(request + 2)
         past = window + gl.load(request + 4).to(gl.int64) * ldw + head * D
         pitch = 3 * H * D
-        t = first.to(gl.int64)
+        t = here.to(gl.int64)
         at = head * D
         x_k = unit(filtered(k + t * ldk + at, ldk, wk + at * 4, past + H * D, pitch, before, started), l2_eps, 1.0)
         x_q = unit(filtered(q + t * ldq + at, ldq, wq + at * 4, past, pitch, before, started), l2_eps, scale)
@@ -332,7 +335,7 @@ def prepare_mix(step, q, k, v, f, b, wq, wk, wv, a_log, dt_bias, window, ws_w, w
         token = (tile * TILE + gl.arange(0, TILE, layout=gl.SliceLayout(0, TOKENS))[None, :])[:, :, None]
         key = channel[None, :][:, None, :]
         grown = gl.exp2(c + begun[:, None, :])
-        cdna4.buffer_store((x_q * grown).to(gl.bfloat16), ws_q + slot * CHUNK * D, token * D + key)
+        cdna4.buffer_store((x_q * grown).to(gl.bfloat16), ws_q + slot * CHUNK * D, token * D + place(key))
         keys = gl.allocate_shared_memory(gl.bfloat16, [CHUNK, D], BY_TOKEN)
         keys.store(gl.reshape((x_k * grown).to(gl.bfloat16), [CHUNK, D]))
 
@@ -356,7 +359,7 @@ def prepare_mix(step, q, k, v, f, b, wq, wk, wv, a_log, dt_bias, window, ws_w, w
         m0, q0 = chosen((m0, q0), columns(left_k, left_q, rights2, 0), row, 3)
         right = right * gl.exp2(next3)[:, None, :]
         kept = gl.convert_layout(right.to(gl.bfloat16), BESIDE, assert_trivial=True)
-        cdna4.buffer_store(kept, ws_k + slot * CHUNK * D, gl.convert_layout(key * CHUNK + token, BESIDE, assert_trivial=True))
+        cdna4.buffer_store(kept, ws_k + slot * CHUNK * D, gl.convert_layout(key * CHUNK + place(token), BESIDE, assert_trivial=True))
 
         store_a(ws_a + slot * CHUNK * CHUNK, a, q0, q1, q2)
 
@@ -372,7 +375,7 @@ def prepare_mix(step, q, k, v, f, b, wq, wk, wv, a_log, dt_bias, window, ws_w, w
         factor = keys.load(gl.DotOperandLayout(1, KEYS, 8))
         out = cdna4.mfma(t_low, factor, gl.zeros([CHUNK, D], gl.float32, KEYS))
         out = cdna4.mfma(t_high, factor, out)
-        to = gl.arange(0, CHUNK, layout=gl.SliceLayout(1, KEYS))[:, None] * D + gl.arange(0, D, layout=gl.SliceLayout(0, KEYS))[None, :]
+        to = gl.arange(0, CHUNK, layout=gl.SliceLayout(1, KEYS))[:, None] * D + place(gl.arange(0, D, layout=gl.SliceLayout(0, KEYS)))[None, :]
         cdna4.buffer_store(out.to(gl.bfloat16), ws_w + slot * CHUNK * D, to)
         t_high = gl.convert_layout(t_high, gl.DotOperandLayout(0, VALUES, 8), assert_trivial=True)
         t_low = gl.convert_layout(t_low, gl.DotOperandLayout(0, VALUES, 8), assert_trivial=True)
@@ -380,5 +383,5 @@ def prepare_mix(step, q, k, v, f, b, wq, wk, wv, a_log, dt_bias, window, ws_w, w
         out = cdna4.mfma(t_low, factor, gl.zeros([CHUNK, D], gl.float32, VALUES))
         out = cdna4.mfma(t_high, rests.load(gl.DotOperandLayout(1, VALUES, 8)), out)
         out = cdna4.mfma(t_high, factor, out)
-        to = gl.arange(0, CHUNK, layout=gl.SliceLayout(1, VALUES))[:, None] + gl.arange(0, D, layout=gl.SliceLayout(0, VALUES))[None, :] * CHUNK
+        to = place(gl.arange(0, CHUNK, layout=gl.SliceLayout(1, VALUES)))[:, None] + gl.arange(0, D, layout=gl.SliceLayout(0, VALUES))[None, :] * CHUNK
         cdna4.buffer_store(out.to(gl.bfloat16), ws_u + slot * CHUNK * D, to)

@@ -1,10 +1,15 @@
-"""The scan of chunks for heads of 128 x 128 and bf16 factors: one wave per 16 values, nothing through LDS between chunks.
+"""The scan of chunks of a whole layer, for heads of 128 x 128 and bf16 factors: one wave per 16 values, nothing through LDS between
+chunks.
+
+A chunk takes two products of the state's chain, V' = U - W S and S = diag(e^G) S + K V'. What follows from a chunk's first state and
+its V' needs no chain: the scan leaves both, as the bf16 factors they are in any case, and `kda_finish` makes outputs of all chunks side
+by side. That halves what a compute unit has to fetch and to multiply behind one another.
 
 Operands come from the scratch straight into the lanes of the matrix instructions, because `prepare` laid them out along the
-summed dimension; each is loaded for the next chunk as soon as this one has used it, so only the state's chain is serial: to bf16,
-two products, to bf16, two products. Outputs leave four values a lane. Tokens around whole chunks take the token
-routine, in the layout of `kda_decode`: `scan` has their inputs behind convolution, norms and gates, as `kda_chunk` gets them;
-`mix` makes them from the layer's inputs, 16 values side by side, as decoding in one launch would. Rejected: four waves along keys, which exchange the state and V' at barriers.
+summed dimension, and along it in `place`: the order in which a lane that holds a product has it as a factor, so that nothing has to be
+exchanged between lanes. Each is loaded for the next chunk as soon as this one has used it, so only the state's chain is serial: to
+bf16, a product, to bf16, a product. Tokens around whole chunks are made from the layer's inputs, in the layout and order of `kda_decode`, 16
+values side by side, as decoding in one launch would. Rejected: four waves along keys, which exchange the state and V' at barriers.
 """
 
 from triton.experimental import gluon
@@ -20,13 +25,10 @@ D = gl.constexpr(128)
 CHUNK = gl.constexpr(64)
 # Values of a head per wave.
 PV = gl.constexpr(16)
-# [value, key] and [value, token] with four neighbouring columns a lane; outputs with four neighbouring values a lane.
+# [value, key] and [value, token] with four neighbouring columns a lane, and eight as factors.
 ACROSS = gl.constexpr(gl.amd.AMDMFMALayout(version=4, instr_shape=[16, 16, 32], transposed=True, warps_per_cta=[1, 1]))
-DOWN = gl.constexpr(gl.amd.AMDMFMALayout(version=4, instr_shape=[16, 16, 32], transposed=False, warps_per_cta=[1, 1]))
 LEFT = gl.constexpr(gl.DotOperandLayout(0, ACROSS, 8))
 RIGHT = gl.constexpr(gl.DotOperandLayout(1, ACROSS, 8))
-LEFT_DOWN = gl.constexpr(gl.DotOperandLayout(0, DOWN, 8))
-RIGHT_DOWN = gl.constexpr(gl.DotOperandLayout(1, DOWN, 8))
 # The state for single tokens.
 STATE = gl.constexpr(gl.BlockedLayout([1, 4], [2, 32], [1, 1], [1, 0]))
 KEYS = gl.constexpr(gl.SliceLayout(0, STATE))
@@ -49,101 +51,58 @@ def along(rows: gl.constexpr, columns: gl.constexpr, layout: gl.constexpr):
 
 
 @gluon.jit
-def tokens(s, q, k, v, g, beta, o, first, n, head, cv, ldq, ldk, ldv, ldg, ldb, ldo):
-    """Tokens first .. first + n of PV values, in the arithmetic and order of `kda.token`."""
-    ck = head * D + gl.arange(0, D, layout=KEYS)
-    for t in range(first, first + n):
-        row = t.to(gl.int64)
-        x_k = gl.load(k + row * ldk + ck)
-        x_g = gl.load(g + row * ldg + ck)
-        x_q = gl.load(q + row * ldq + ck)
-        x_v = gl.load(v + row * ldv + cv)
-        b = gl.load(beta + row * ldb + head)
-        s = s * gl.exp2(x_g * LOG2_E)[None, :]
-        u = b * (x_v - gl.convert_layout(pairs(s * x_k[None, :]), VALUES))
-        left, right = gl.broadcast(u[:, None], x_k[None, :])
-        s = gl.fma(left, right, s)
-        gl.store(o + row * ldo + cv, gl.convert_layout(pairs(s * x_q[None, :]), VALUES))
-    return s
+def place(i):
+    """Where the scratch has key or token i of a chunk. Of 32, a lane's four neighbours of both products [.., 16] that they are lie together:
+    it has eight places of a factor."""
+    return i // 32 * 32 + i // 4 % 4 * 8 + i // 16 % 2 * 4 + i % 4
 
 
 @gluon.jit
-def chunks(s, ws_w, ws_q, ws_k, ws_u, ws_a, ws_decay, o, ldo, here, many, head, panel, H):
-    """The state behind `many` chunks from token `here` on; `o` is at the first one's first token and the panel's first value."""
+def factor(x, count: gl.constexpr):
+    """A product [PV, count] as the left factor of the next, its columns in `place`."""
+    tiles = gl.permute(gl.reshape(x.to(gl.bfloat16), [PV, count // 32, 2, 4, 4]), (0, 1, 3, 2, 4))
+    return gl.convert_layout(gl.reshape(tiles, [PV, count]), LEFT, assert_trivial=True)
+
+
+@gluon.jit
+def chunks(s, ws_w, ws_k, ws_u, ws_decay, states, ldy, slot, many, panel, H):
+    """The state behind `many` chunks, the first of which has this slot of the scratch. V' takes the place of U; each chunk's first state
+    goes to `states`, which is at the first chunk's first token of the head, whose rows are `ldy` apart: two values a token."""
     acc = gl.convert_layout(s, ACROSS)
     of_w = along(D, CHUNK, RIGHT)
-    of_q = along(D, CHUNK, RIGHT_DOWN)
-    of_a = along(CHUNK, CHUNK, RIGHT_DOWN)
     of_k = along(CHUNK, D, RIGHT)
-    value = gl.arange(0, PV, layout=gl.SliceLayout(1, ACROSS))[:, None]
-    of_u = value * CHUNK + gl.arange(0, CHUNK, layout=gl.SliceLayout(0, ACROSS))[None, :]
     of_d = gl.arange(0, D, layout=gl.SliceLayout(0, ACROSS))
-    down_v = gl.arange(0, PV, layout=gl.SliceLayout(1, DOWN))[:, None]
-    of_o = gl.arange(0, CHUNK, layout=gl.SliceLayout(0, DOWN))[None, :] * ldo + down_v
-    slot = ((here // CHUNK) * H + head).to(gl.int64)
+    row = gl.arange(0, PV, layout=gl.SliceLayout(1, LEFT))[:, None]
+    of_s = ((panel + row) // 2) * ldy + row % 2 * D + gl.arange(0, D, layout=gl.SliceLayout(0, LEFT))[None, :]
+    of_v = row * CHUNK + gl.arange(0, CHUNK, layout=gl.SliceLayout(0, LEFT))[None, :]
+    at = slot.to(gl.int64)
     # In the order of use, here as in the loop: loads come back in order, and a wait must hold for both.
-    decay = cdna4.buffer_load(ws_decay + slot * D, of_d)
+    decay = cdna4.buffer_load(ws_decay + at * D, of_d)
     gl.amd.hint.sched_barrier()
-    w = cdna4.buffer_load(ws_w + slot * CHUNK * D, of_w)
+    w = cdna4.buffer_load(ws_w + at * CHUNK * D, of_w)
     gl.amd.hint.sched_barrier()
-    u = cdna4.buffer_load(ws_u + (slot * D + panel) * CHUNK, of_u)
+    u = cdna4.buffer_load(ws_u + (at * D + panel) * CHUNK, of_v)
     gl.amd.hint.sched_barrier()
-    x_q = cdna4.buffer_load(ws_q + slot * CHUNK * D, of_q)
-    gl.amd.hint.sched_barrier()
-    a = cdna4.buffer_load(ws_a + slot * CHUNK * CHUNK, of_a)
-    gl.amd.hint.sched_barrier()
-    x_k = cdna4.buffer_load(ws_k + slot * CHUNK * D, of_k)
+    x_k = cdna4.buffer_load(ws_k + at * CHUNK * D, of_k)
     gl.amd.hint.sched_barrier()
     for i in range(many):
         # Behind the last chunk the last one is loaded again, and not used.
-        slot = ((here // CHUNK + gl.minimum(i + 1, many - 1)) * H + head).to(gl.int64)
-        factor = gl.convert_layout(acc.to(gl.bfloat16), LEFT)
-        down = gl.convert_layout(factor, LEFT_DOWN)
+        now = at
+        at = (slot + gl.minimum(i + 1, many - 1) * H).to(gl.int64)
+        before = factor(acc, D)
         kept = acc * decay[None, :]
-        decay = cdna4.buffer_load(ws_decay + slot * D, of_d)
-        known = cdna4.mfma(factor, w, gl.zeros([PV, CHUNK], gl.float32, ACROSS))
-        w = cdna4.buffer_load(ws_w + slot * CHUNK * D, of_w)
-        fresh = u.to(gl.float32) - known
-        u = cdna4.buffer_load(ws_u + (slot * D + panel) * CHUNK, of_u)
-        out = cdna4.mfma(down, x_q, gl.zeros([PV, CHUNK], gl.float32, DOWN))
-        x_q = cdna4.buffer_load(ws_q + slot * CHUNK * D, of_q)
-        change = gl.convert_layout(fresh.to(gl.bfloat16), LEFT)
-        out = cdna4.mfma(gl.convert_layout(change, LEFT_DOWN), a, out)
-        a = cdna4.buffer_load(ws_a + slot * CHUNK * CHUNK, of_a)
+        decay = cdna4.buffer_load(ws_decay + at * D, of_d)
+        known = cdna4.mfma(before, w, gl.zeros([PV, CHUNK], gl.float32, ACROSS))
+        w = cdna4.buffer_load(ws_w + at * CHUNK * D, of_w)
+        gl.store(states + (i * CHUNK).to(gl.int64) * ldy + of_s, before)
+        tiles = gl.permute(gl.reshape(u, [PV, CHUNK // 32, 4, 2, 4]), (0, 1, 3, 2, 4))
+        fresh = gl.convert_layout(gl.reshape(tiles, [PV, CHUNK]), ACROSS, assert_trivial=True).to(gl.float32) - known
+        u = cdna4.buffer_load(ws_u + (at * D + panel) * CHUNK, of_v)
+        change = factor(fresh, CHUNK)
         acc = cdna4.mfma(change, x_k, kept)
-        x_k = cdna4.buffer_load(ws_k + slot * CHUNK * D, of_k)
-        gl.store(o + (i * CHUNK).to(gl.int64) * ldo + of_o, out.to(o.dtype.element_ty))
+        x_k = cdna4.buffer_load(ws_k + at * CHUNK * D, of_k)
+        gl.store(ws_u + (now * D + panel) * CHUNK + of_v, change)
     return gl.convert_layout(acc, STATE)
-
-
-@gluon.jit
-def scan(step, q, k, v, g, beta, ws_w, ws_q, ws_k, ws_u, ws_a, ws_decay, state, o, H, ldq, ldk, ldv, ldg, ldb, lds, ldo):
-    """A request's tokens over PV values of a head; grid (requests, H, D / PV)."""
-    r = gl.program_id(0)
-    if r < gl.load(step + st.N_ROWS):
-        row = step + gl.load(step + st.ROWS_OFFSET) // 4 + r * st.ROW_WORDS
-        head = gl.program_id(1)
-        panel = gl.program_id(2) * PV
-        computed = gl.load(row + 1)
-        here = gl.load(row + 2)
-        end = here + gl.load(row + 3)
-        cv = head * D + panel + gl.arange(0, PV, layout=VALUES)
-        at = cv[:, None] * D + gl.arange(0, D, layout=KEYS)[None, :]
-        s = gl.zeros([PV, D], gl.float32, STATE)
-        if computed != 0:
-            s = gl.load(state + gl.load(row + 4).to(gl.int64) * lds + at)
-        before = gl.minimum((CHUNK - computed % CHUNK) % CHUNK, end - here)
-        s = tokens(s, q, k, v, g, beta, o, here, before, head, cv, ldq, ldk, ldv, ldg, ldb, ldo)
-        here += before
-        many = (end - here) // CHUNK
-        if many > 0:
-            to = o + here.to(gl.int64) * ldo + head * D + panel
-            s = chunks(s, ws_w, ws_q, ws_k, ws_u, ws_a, ws_decay, to, ldo, here, many, head, panel, H)
-            here += many * CHUNK
-        s = tokens(s, q, k, v, g, beta, o, here, end - here, head, cv, ldq, ldk, ldv, ldg, ldb, ldo)
-        slot = gl.load(row + 5)
-        if slot != 0:
-            gl.store(state + slot.to(gl.int64) * lds + at, s)
 
 
 @gluon.jit
@@ -174,7 +133,8 @@ def filtered(x0, x1, x2, x3, w0, w1, w2, w3):
 @gluon.jit
 def mixed(s, q, k, v, f, b, wq, wk, wv, a_log, dt_bias, past, y, first, n, begun, started, head, panel, H, ldq, ldk, ldv, ldf, ldb, ldy,
           bounded, bound, l2_eps, scale):
-    """`tokens` from the layer's own inputs: the arithmetic of the single ops, in their order. `past` is the request's window."""
+    """The state behind tokens first .. first + n of PV values, from the layer's inputs: the arithmetic of the single ops, in their order.
+    `past` is the request's window, `begun` of its tokens are ahead of `first` in the step."""
     if n > 0:
         kind = gl.arange(0, 2, layout=STREAM)[:, None]
         tile = (head * D + gl.arange(0, D, layout=KEYS))[None, :]
@@ -229,38 +189,66 @@ def mixed(s, q, k, v, f, b, wq, wk, wv, a_log, dt_bias, past, y, first, n, begun
 
 
 @gluon.jit
-def mix(step, q, k, v, f, b, wq, wk, wv, a_log, dt_bias, window, ws_w, ws_q, ws_k, ws_u, ws_a, ws_decay, state, y, o, H, ldq, ldk, ldv,
-        ldf, ldb, ldw, lds, ldy, bounded, bound, l2_eps, scale):
-    """A request's tokens over PV values of a head, before the gated norm; grid (requests, H, D / PV). The window is read and not moved.
+def tokens_of(row, begin, end):
+    """Of a request: tokens computed; of the step: its first token, how many are ahead of its whole chunks, and how many chunks there are;
+    how many are ahead of the slab begin .. end, and ahead of its end; the token at which the last single token or chunk begins."""
+    computed = gl.load(row + 1)
+    start = gl.load(row + 2)
+    length = gl.load(row + 3)
+    before = gl.minimum((CHUNK - computed % CHUNK) % CHUNK, length)
+    many = (length - before) // CHUNK
+    low = gl.minimum(gl.maximum(begin - start, 0), length)
+    high = gl.minimum(end - start, length)
+    last = start + length - gl.where((before + many * CHUNK == length) & (many > 0), CHUNK, 1)
+    return computed, start, before, many, low, high, last
 
-    Outputs of single tokens go to y in f32. Those of chunks are in f16 where y is, as `o`, in the first half of a head's 512 bytes:
-    `kda_finish` turns them into y. Queries have length `scale`, so 65,504 is out of reach of values below 10^5.
+
+@gluon.jit
+def mix(step, q, k, v, f, b, wq, wk, wv, a_log, dt_bias, window, ws_w, ws_k, ws_u, ws_decay, state, y, H, ldq, ldk, ldv, ldf,
+        ldb, ldw, lds, ldy, first, size, carry, bounded, bound, l2_eps, scale):
+    """A request's tokens over PV values of a head, before the gated norm; grid (requests, heads of the slab, D / PV). The window is
+    read and not moved.
+
+    A launch does what begins in a slab: of all pairs of a block of 64 tokens of the step and a head, by block, `size` from `first` on. They
+    are single tokens, and chunks that may reach beyond it. The one request that began ahead of it finds its state in one half of `carry`,
+    and the one that goes on behind it leaves its own in the other: both may happen in one launch.
+
+    Outputs of single tokens go to y in f32. A chunk's first state is in bf16 where its outputs will be, 32 KiB either way, and V' where U
+    was: `kda_finish` turns them into y.
     """
     r = gl.program_id(0)
     if r < gl.load(step + st.N_ROWS):
         row = step + gl.load(step + st.ROWS_OFFSET) // 4 + r * st.ROW_WORDS
-        head = gl.program_id(1)
-        panel = gl.program_id(2) * PV
-        computed = gl.load(row + 1)
-        start = gl.load(row + 2)
-        length = gl.load(row + 3)
-        source = gl.load(row + 4).to(gl.int64)
-        past = window + source * ldw
-        at = (head * D + panel + gl.arange(0, PV, layout=VALUES))[:, None] * D + gl.arange(0, D, layout=KEYS)[None, :]
-        s = gl.zeros([PV, D], gl.float32, STATE)
-        if computed != 0:
-            s = gl.load(state + source * lds + at)
-        before = gl.minimum((CHUNK - computed % CHUNK) % CHUNK, length)
-        many = (length - before) // CHUNK
-        s = mixed(s, q, k, v, f, b, wq, wk, wv, a_log, dt_bias, past, y, start, before, 0, computed != 0, head, panel, H, ldq, ldk, ldv,
-                  ldf, ldb, ldy, bounded, bound, l2_eps, scale)
-        here = start + before
-        if many > 0:
-            to = o + here.to(gl.int64) * (2 * ldy) + head * (2 * D) + panel
-            s = chunks(s, ws_w, ws_q, ws_k, ws_u, ws_a, ws_decay, to, 2 * ldy, here, many, head, panel, H)
-        done = before + many * CHUNK
-        s = mixed(s, q, k, v, f, b, wq, wk, wv, a_log, dt_bias, past, y, start + done, length - done, done, computed != 0, head, panel, H, ldq,
-                  ldk, ldv, ldf, ldb, ldy, bounded, bound, l2_eps, scale)
-        slot = gl.load(row + 5)
-        if slot != 0:
-            gl.store(state + slot.to(gl.int64) * lds + at, s)
+        head = (first + gl.program_id(1)) % H
+        begin = (first - head + H - 1) // H * CHUNK
+        end = (first + size - head + H - 1) // H * CHUNK
+        computed, start, before, many, low, high, last = tokens_of(row, begin, end)
+        if (start < end) & (last >= begin):
+            panel = gl.program_id(2) * PV
+            past = window + gl.load(row + 4).to(gl.int64) * ldw
+            at = (head * D + panel + gl.arange(0, PV, layout=VALUES))[:, None] * D + gl.arange(0, D, layout=KEYS)[None, :]
+            s = gl.zeros([PV, D], gl.float32, STATE)
+            if start < begin:
+                s = gl.load(carry + (first // size + 1) % 2 * (H * D * D) + at)
+            elif computed != 0:
+                s = gl.load(state + gl.load(row + 4).to(gl.int64) * lds + at)
+            # Single tokens ahead of the chunks, then those behind them, by one piece of code, and the request is read again: scalar
+            # registers are few.
+            for phase in range(2):
+                computed, start, before, many, low, high, last = tokens_of(row, begin, end)
+                begun = gl.where(phase == 0, low, gl.maximum(before + many * CHUNK, low))
+                single = gl.where(phase == 0, gl.minimum(before, high), high) - begun
+                s = mixed(s, q, k, v, f, b, wq, wk, wv, a_log, dt_bias, past, y, start + begun, single, begun, computed != 0, head, panel, H,
+                          ldq, ldk, ldv, ldf, ldb, ldy, bounded, bound, l2_eps, scale)
+                ahead = (gl.maximum(low - before, 0) + CHUNK - 1) // CHUNK
+                chosen = gl.minimum((gl.maximum(high - before, 0) + CHUNK - 1) // CHUNK, many) - ahead
+                if (phase == 0) & (chosen > 0):
+                    here = start + before + ahead * CHUNK
+                    to = y + here.to(gl.int64) * ldy + head * D
+                    to = to.cast(gl.pointer_type(gl.bfloat16), bitcast=True)
+                    s = chunks(s, ws_w, ws_k, ws_u, ws_decay, to, 2 * ldy, here // CHUNK * H + head - first, chosen, panel, H)
+            slot = gl.load(row + 5)
+            if last >= end:
+                gl.store(carry + first // size % 2 * (H * D * D) + at, s)
+            elif slot != 0:
+                gl.store(state + slot.to(gl.int64) * lds + at, s)

@@ -16,6 +16,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.amd import cdna4, hint
 from triton.experimental.gluon.language.amd.cdna4 import async_copy
 
+import mla_parts as parts
 from mla_split import HEAD, WORDS
 
 # Values of a cache row: latent ones, those behind, all.
@@ -124,32 +125,50 @@ def query(q, first, m, H, ldq, C: gl.constexpr, N: gl.constexpr, layout: gl.cons
 
 
 @gluon.jit
-def pairs_of(first, pairs, H, position, AT: gl.constexpr, N: gl.constexpr, layout: gl.constexpr):
-    """Of rows AT..AT + N of a tile: real or a repetition, token, head, position."""
-    m = AT + gl.arange(0, N, layout=gl.SliceLayout(1, layout))
+def pairs_of(first, pairs, H, position, at, N: gl.constexpr, layout: gl.constexpr):
+    """Of rows at..at + N of a tile: real or a repetition, token, head, position."""
+    m = at + gl.arange(0, N, layout=gl.SliceLayout(1, layout))
     real = m < pairs
     m = gl.minimum(m, pairs - 1)
     return real, (first + m // H).to(gl.int64), m % H, position + m // H
 
 
 @gluon.jit
-def finish(out, y, partial, first, pairs, H, position, split, split_bits, NS, ldy, FOLD: gl.constexpr, AT: gl.constexpr,
-           N: gl.constexpr, layout: gl.constexpr):
-    """Stores means of a split: results where the pair's token sees one split alone, else, without FOLD, bf16 for `merge`."""
-    real, t, h, position = pairs_of(first, pairs, H, position, AT, N, layout)
-    c = gl.arange(0, R, layout=gl.SliceLayout(0, layout))[None, :]
+def finish(out, y, partial, item, H, split, split_bits, NS, ldy, FOLD: gl.constexpr, AT: gl.constexpr, N: gl.constexpr,
+           TIGHT: gl.constexpr, layout: gl.constexpr):
+    """Stores means of a split: results where the pair's token sees one split alone, else, without FOLD, parts for `merge`.
+
+    What it needs of the item comes from the list again: kept through the loop, it would cost registers. With TIGHT rows begin at a
+    zero from there, else addresses that need nothing of the item were kept, and few rows are packed at a time.
+    """
+    EACH: gl.constexpr = 16 if TIGHT else N
+    start = AT
+    if TIGHT:
+        zero = gl.load(item + 7)
+        start += zero
+        partial += zero
+        y += zero
+    first = gl.load(item + 3)
+    n = gl.load(item + 4)
+    begin = gl.load(item + 5) - n
     if split == 0:
+        real, t, h, position = pairs_of(first, n * H, H, begin, start, N, layout)
+        c = gl.arange(0, R, layout=gl.SliceLayout(0, layout))[None, :]
         gl.store(y + (t * ldy + h * R)[:, None] + c, out, mask=(real & (position >> split_bits == 0))[:, None])
     if not FOLD:
-        place = (t * H + h) * NS + split
-        kept = real & (position >> split_bits >= gl.maximum(split, 1))
-        gl.store(partial + (place * R)[:, None] + c, out.to(gl.bfloat16), mask=kept[:, None])
+        for i in gl.static_range(N // EACH):
+            words, halves = parts.packed(gl.amd.slice(out, [EACH, R], [i * EACH, 0]), EACH)
+            real, t, h, position = pairs_of(first, n * H, H, begin, start + i * EACH, EACH, words.type.layout)
+            kept = real & (position >> split_bits >= gl.maximum(split, 1))
+            parts.store(partial, (t * H + h) * NS + split, words, halves, kept)
+            if EACH < N:
+                hint.sched_barrier()
 
 
 @gluon.jit
-def folded(whole, out, keep, weight):
+def folded(whole, out, keep, weight, N: gl.constexpr):
     """A split's means, rounded as for `merge`, on top of the sums of those before it."""
-    return gl.fma(out.to(gl.bfloat16).to(gl.float32), weight[:, None], whole * keep[:, None])
+    return gl.fma(parts.rounded(out, N), weight[:, None], whole * keep[:, None])
 
 
 @gluon.jit
@@ -166,9 +185,9 @@ def decode(plan, q, cache, table, y, partial, sums, H, width, page_bits, split_b
     """y[t, h] = softmax(scale q[t, h] . row) . row[:512], or its parts; any grid (groups): items of the list `plan` (`deal`)
     are taken in turn.
 
-    Tiles have at most RA + RB rows, which are summed; ROWS are scored. partial [T, H, NS, 512] bf16 and sums [T, H, NS, 2]
-    (greatest score in bits, sum of weights) are for `merge`. `scale` is in bits. Pages are of 2^page_bits tokens, a multiple of
-    KEYS, splits of 2^split_bits.
+    Tiles have at most RA + RB rows, which are summed; ROWS are scored. partial [T, H, NS, 192] (`mla_parts`) and
+    sums [T, H, NS, 2] (greatest score in bits, sum of weights) are for `merge`. `scale` is in bits. Pages are of 2^page_bits
+    tokens, a multiple of KEYS, splits of 2^split_bits.
     """
     NW: gl.constexpr = gl.num_warps()
     # Rows for two waves' worth of registers: loads are kept where they are needed, and looked up late.
@@ -205,11 +224,16 @@ def decode(plan, q, cache, table, y, partial, sums, H, width, page_bits, split_b
             splits = 1
             if FOLD:
                 splits = ((limit - 1) >> split_bits) + 1
-            m_in = gl.minimum(gl.arange(0, ROWS, layout=gl.SliceLayout(1, q_in)), pairs - 1)
+            start = 0
+            if TIGHT:
+                start = gl.load(item + 7)
+            m_in = gl.minimum(start + gl.arange(0, ROWS, layout=gl.SliceLayout(1, q_in)), pairs - 1)
             queries = ()
             for j in gl.static_range(W // C):
                 queries = queries + (query(q, first, m_in, H, ldq, j * C, C, q_in), )
-            m = gl.minimum(gl.arange(0, ROWS, layout=row_of), pairs - 1)
+                if TIGHT:
+                    hint.sched_barrier()
+            m = gl.minimum(start + gl.arange(0, ROWS, layout=row_of), pairs - 1)
             position = limit - n + m // H
             if FOLD:
                 whole_top = gl.full([ROWS], float("-inf"), gl.float32, row_of)
@@ -273,9 +297,13 @@ def decode(plan, q, cache, table, y, partial, sums, H, width, page_bits, split_b
                     top = peak
                     weights.store(w.to(gl.bfloat16))
                     factors.store(keep)
+                    if TIGHT:
+                        hint.sched_barrier()
                     acc = acc * factors.slice(0, RA).load(sum_of)[:, None]
                     if RB > 0:
                         more = more * factors.slice(RA, RB).load(sum_of)[:, None]
+                    if TIGHT:
+                        hint.sched_barrier()
                     for j in gl.static_range(KEYS // 32):
                         v = latent.slice(j * 32, 32).load(v_in).to(gl.bfloat16)
                         acc = cdna4.mfma(weights.slice(0, RA).slice(j * 32, 32, 1).load(p_in), v, acc)
@@ -288,10 +316,10 @@ def decode(plan, q, cache, table, y, partial, sums, H, width, page_bits, split_b
                 mean = 1.0 / gl.where(total > 0.0, total, 1.0)
                 factors.store(mean)
                 acc = acc * factors.slice(0, RA).load(sum_of)[:, None]
-                finish(acc, y, partial, first, pairs, H, limit - n, split, split_bits, NS, ldy, FOLD, 0, RA, by_column)
+                finish(acc, y, partial, item, H, split, split_bits, NS, ldy, FOLD, 0, RA, TIGHT, by_column)
                 if RB > 0:
                     more = more * factors.slice(RA, RB).load(sum_of)[:, None]
-                    finish(more, y, partial, first, pairs, H, limit - n, split, split_bits, NS, ldy, FOLD, RA, RB, by_column)
+                    finish(more, y, partial, item, H, split, split_bits, NS, ldy, FOLD, RA, RB, TIGHT, by_column)
                 if FOLD:
                     # What `merge` does, in its order, rounding alike. A row that sees nothing of a split adds nothing.
                     peak = gl.maximum(whole_top, top)
@@ -304,11 +332,14 @@ def decode(plan, q, cache, table, y, partial, sums, H, width, page_bits, split_b
                     if RB > 0:
                         keep_b = factors.slice(RA, RB).load(sum_of)
                     factors.store(weight)
-                    whole_acc = folded(whole_acc, acc, keep_a, factors.slice(0, RA).load(sum_of))
+                    whole_acc = folded(whole_acc, acc, keep_a, factors.slice(0, RA).load(sum_of), RA)
                     if RB > 0:
-                        whole_more = folded(whole_more, more, keep_b, factors.slice(RA, RB).load(sum_of))
+                        whole_more = folded(whole_more, more, keep_b, factors.slice(RA, RB).load(sum_of), RB)
                 else:
-                    real, t, h, seen = pairs_of(first, pairs, H, limit - n, 0, ROWS, by_row)
+                    start = 0
+                    if TIGHT:
+                        start, first, limit = gl.load(item + 7), gl.load(item + 3), gl.load(item + 5)
+                    real, t, h, seen = pairs_of(first, pairs, H, limit - n, start, ROWS, by_row)
                     place = ((t * H + h) * NS + split) * 2
                     kept = real & (seen >> split_bits >= gl.maximum(split, 1))
                     gl.store(sums + place, top, mask=kept)

@@ -8,6 +8,7 @@ does so for a tile of tokens, projects the sums to values, and gates these.
 import triton
 import triton.language as tl
 
+import mla_parts as parts
 import step as st
 from elementwise import sigmoid
 
@@ -60,45 +61,49 @@ def deal(step, flags, plan, TQ, split_bits, B: tl.constexpr):
             tl.store(item + 4, n, mask=inside)
             tl.store(item + 5, limit, mask=inside)
             tl.store(item + 6, split, mask=inside)
+            tl.store(item + 7, 0, mask=inside)
         if r == n_rows - 1:
             tl.store(plan, before + count)
 
 
 @triton.jit
-def added(partial, sums, place, n, R: tl.constexpr, AHEAD: tl.constexpr):
-    """What n parts from `place` on add up to, in order, AHEAD of them loaded at a time."""
-    c = tl.arange(0, R)
+def added(partial, sums, place, n, c, N: tl.constexpr, AHEAD: tl.constexpr):
+    """What n parts from `place` on add up to, in order, AHEAD of them loaded at a time: columns c, and with N = 2 those behind them."""
     top, total = float("-inf"), 0.0
-    acc = tl.zeros((R,), tl.float32)
+    first = tl.zeros(c.shape, tl.float32)
+    second = tl.zeros(c.shape, tl.float32)
     for at in range(0, n, AHEAD):
         for i in tl.static_range(AHEAD):
             # Parts behind the last one repeat it with no weight.
             part = place + tl.minimum(at + i, n - 1)
-            mean = tl.load(partial + part * R + c).to(tl.float32)
+            mean = parts.load(partial, part, c, N)
             score = tl.load(sums + part * 2)
             weight = tl.where(at + i < n, tl.load(sums + part * 2 + 1), 0.0)
             peak = tl.maximum(top, score)
             keep = tl.exp2(top - peak)
             weight = tl.exp2(score - peak) * weight
             total = tl.fma(total, keep, weight)
-            acc = tl.fma(mean, weight, acc * keep)
+            first = tl.fma(mean[0], weight, first * keep)
+            if N == 2:
+                second = tl.fma(mean[1], weight, second * keep)
             top = peak
-    return acc / total
+    return first / total, second / total
 
 
 @triton.jit
-def merge(step, partial, sums, y, H, NS, split_bits, ldy, R: tl.constexpr, AHEAD: tl.constexpr):
-    """y[t, h] of the tokens that see several splits, from their parts (`mla_decode.decode`); grid (tokens, H).
+def merge(step, partial, sums, y, H, NS, split_bits, ldy, R: tl.constexpr, B: tl.constexpr, AHEAD: tl.constexpr):
+    """y[t, h] of the tokens that see several splits, from their parts (`mla_decode.decode`); grid (tokens, H, R / B).
 
-    Each part is a mean of its rows in bf16 with the greatest score and the weights' sum in f32.
+    Each part is a mean of its rows (`mla_parts`) with the greatest score and the weights' sum in f32.
     """
     t = tl.program_id(0)
     if t < tl.load(step + st.N_TOKENS):
         n = (tl.load(st.tokens_at(step) + t * st.TOKEN_WORDS + 1) >> split_bits) + 1
         if n > 1:
             h = tl.program_id(1)
-            acc = added(partial, sums, (t.to(tl.int64) * H + h) * NS, n, R, AHEAD)
-            tl.store(y + t.to(tl.int64) * ldy + h * R + tl.arange(0, R), acc)
+            c = tl.program_id(2) * B + tl.arange(0, B)
+            acc, _ = added(partial, sums, (t.to(tl.int64) * H + h) * NS, n, c, 1, AHEAD)
+            tl.store(y + t.to(tl.int64) * ldy + h * R + c, acc)
 
 
 @triton.jit
@@ -108,8 +113,8 @@ def settle(step, partial, sums, mixed, w, gate, y, H, V, NS, split_bits, first, 
 
     x comes from `mixed` [T, H, R] for a token that sees one split alone, else from its parts, as in `merge`. W_h are V rows of w
     from `first` on among the head's `per_head`. Every work-group puts the parts together for itself: they come from the cache, and
-    a head's weights are what takes long. With a column to a lane, 16 parts are on their way at a time. The matrix instruction has 16 equal rows; its bits are those of `mla.project`, which
-    longer steps use.
+    a head's weights are what takes long. With two columns to a lane, 16 parts are on their way at a time. The matrix instruction has
+    16 equal rows; its bits are those of `mla.project`, which longer steps use.
     """
     t = tl.program_id(0)
     if t < tl.load(step + st.N_TOKENS):
@@ -122,7 +127,8 @@ def settle(step, partial, sums, mixed, w, gate, y, H, V, NS, split_bits, first, 
         weights = tl.load(w + (h * per_head + first + v).to(tl.int64)[None, :] * ldw + c[:, None])
         opening = sigmoid(tl.load(gate + row * V + v))
         if n > 1:
-            x = added(partial, sums, row * NS, n, R, AHEAD)
+            even, odd = added(partial, sums, row * NS, n, tl.arange(0, R // 2) * 2, 2, AHEAD)
+            x = tl.join(even, odd).reshape(R)
         else:
             x = tl.load(mixed + row * R + c)
         x = x.to(tl.bfloat16)[None, :].broadcast_to(16, R)

@@ -314,17 +314,17 @@ def mlas():
     for k, keys in (("bf16", 32), ("fp8", 64)):
         for rows, ra, rb, fold in ((16, 16, 0, False), (64, 32, 16, False), (64, 32, 16, True), (128, 64, 32, False)):
             yield variant("shipped", f"mla_decode_{k}_{ra + rb}{'_fold' if fold else ''}", mla_decode.decode,
-                          ["*i32", F32, PLAIN[k], TABLE, F32, BF16, F32] + [I32] * 8 + [FLOAT],
+                          ["*i32", F32, PLAIN[k], TABLE, F32, "*i32", F32] + [I32] * 8 + [FLOAT],
                           {"ROWS": rows, "RA": ra, "RB": rb, "KEYS": keys, "STAGES": 3, "FOLD": fold}, ["groups", "1", "1"],
                           ["q", "cache", "y", "partial", "sums", "ldq", "ldc", "ldy"])
     for name, flags in (("", []), ("_rest", ["*i32"])):
         yield variant("shipped", f"mla_deal{name}", mla_split.deal, [STEP, *flags, "*i32", I32, I32],
                       {"B": 64, **({} if flags else {"flags": None})}, ["rows", "1", "1"], [], warps=1)
-    yield variant("shipped", "mla_merge", mla_split.merge, [STEP, BF16, F32, F32] + [I32] * 4, {"R": 512, "AHEAD": 8},
-                  ["tokens", "H", "1"], ["partial", "sums", "y", "ldy"], warps=1)
-    yield variant("shipped", "mla_settle", mla_split.settle, [STEP, BF16, *[F32] * 2, BF16, *[F32] * 2] + [I32] * 7,
+    yield variant("shipped", "mla_merge", mla_split.merge, [STEP, "*i32", F32, F32] + [I32] * 4, {"R": 512, "B": 128, "AHEAD": 8},
+                  ["tokens", "H", "R/B"], ["partial", "sums", "y", "ldy"], warps=2)
+    yield variant("shipped", "mla_settle", mla_split.settle, [STEP, "*i32", *[F32] * 2, BF16, *[F32] * 2] + [I32] * 7,
                   {"R": 512, "BN": 32, "AHEAD": 16}, ["tokens", "H", "V/BN"], ["partial", "sums", "mixed", "w", "gate", "y", "V", "ldw"],
-                  warps=8, num_stages=1, matrix_instr_nonkdim=16)
+                  warps=4, num_stages=1, matrix_instr_nonkdim=16)
     full = ["x", "w", "gate", "y", "N", "K", "xh", "yh", "ldw", "ldx", "ldy"]
     for name, flags in (("", []), ("_rest", ["*i32"])):
         for kind, absorb in (("gated_value", False), ("absorb", True)):
@@ -409,23 +409,25 @@ def linear_attention():
                           ["requests", "H", "1"],
                           ["q", "k", "v", "f", "gate", "wq", "wk", "wv", "dt_bias", "norm", "window", "state", "y", "ldq", "ldk", "ldv",
                            "ldf", "ldg", "ldw", "lds", "ldy"], num_stages=1, **EXACTLY)
-    yield variant("shipped", "kda_scan_full", kda_scan.scan, [STEP] + [F32] * 5 + [BF16] * 5 + [F32] * 3 + [I32] * 8, {},
-                  ["requests", "H", "8"],
-                  ["q", "k", "v", "g", "ws_w", "ws_q", "ws_k", "ws_u", "ws_a", "ws_decay", "state", "o", "ldq", "ldk", "ldv", "ldg",
-                   "lds", "ldo"], warps=1, num_stages=1, **EXACTLY)
-    # A layer whose program can hold a chunk, in three launches; heads of Kimi's size, bf16 factors.
+    # A layer whose program can hold a chunk, in three launches per slab; heads of Kimi's size, bf16 factors.
     for w in ("f32", "bf16"):
         scratch = ["ws_w", "ws_q", "ws_k", "ws_u", "ws_a", "ws_decay"]
         vectors = ["q", "k", "v", "f", "wq", "wk", "wv", "dt_bias", "window", *scratch, "ldq", "ldk", "ldv", "ldf", "ldw"]
         yield variant("shipped", f"kda_mix_prepare_{w}", kda_prepare.prepare_mix,
-                      [STEP] + [F32] * 10 + [PLAIN[w]] + [BF16] * 5 + [F32] + [I32] * 8 + [FLOAT] * 3, {}, ["ceil(tokens/64)", "H", "1"],
+                      [STEP] + [F32] * 10 + [PLAIN[w]] + [BF16] * 5 + [F32] + [I32] * 9 + [FLOAT] * 3, {}, ["pairs", "1", "1"],
                       vectors, num_stages=1)
         yield variant("shipped", f"kda_mix_scan_{w}", kda_scan.mix,
-                      [STEP] + [F32] * 10 + [PLAIN[w]] + [BF16] * 5 + [F32] * 3 + [F16] + [I32] * 10 + [FLOAT] * 3, {}, ["requests", "H", "8"],
-                      [*vectors, "state", "y", "o", "lds", "ldy"], warps=1, num_stages=1, **EXACTLY)
-        yield variant("shipped", f"kda_mix_finish_{w}", kda_finish.finish,
-                      [STEP] + [F32] * 5 + [PLAIN[w], F32, F16] + [I32] * 7 + [FLOAT], {"EACH": 8}, ["ceil(tokens/EACH)", "H", "1"],
-                      ["q", "k", "v", "gate", "norm", "window", "y", "o", "ldq", "ldk", "ldv", "ldg", "ldw", "ldy"], num_stages=1, **EXACTLY)
+                      [STEP] + [F32] * 10 + [PLAIN[w]] + [BF16] * 3 + [F32] * 3 + [I32] * 11 + [F32, I32] + [FLOAT] * 3, {},
+                      ["requests", "H", "8"],
+                      [v for v in vectors if v not in ("ws_q", "ws_a")] + ["state", "y", "carry", "lds", "ldy"],
+                      warps=1, num_stages=1, **EXACTLY)
+        # Programs that fill the device with whole blocks take those.
+        for size, each in (("", 8), ("_long", 64)):
+            yield variant("shipped", f"kda_mix_finish{size}_{w}", kda_finish.finish,
+                          [STEP] + [F32] * 5 + [PLAIN[w]] + [BF16] * 3 + [F32] + [I32] * 8 + [FLOAT], {"EACH": each},
+                          ["pairs", "64/EACH", "1"],
+                          ["q", "k", "v", "gate", "norm", "window", "ws_q", "ws_u", "ws_a", "y", "ldq", "ldk", "ldv", "ldg", "ldw", "ldy"],
+                          num_stages=1, **EXACTLY)
     # A record's format, a window's; the factors of the gate projection as `linears` have them.
     for r, w in (("f32", "f32"), ("bf16", "f32"), ("bf16", "bf16")):
         for m, exact, bf in (("bf16", False, 64), ("bf16", True, 32), ("f32", True, 32)):

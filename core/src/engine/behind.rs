@@ -11,8 +11,9 @@
 //! writing the block) is hidden behind the device's. What makes this exact:
 //!
 //! * A step with guesses is sampled on the device like any other, but nothing is planned behind it: what is right among its
-//!   guesses decides the next step, which may have guesses of its own. So an engine that speculates has one step in flight at
-//!   a time; what it saves is the copying of its logits.
+//!   guesses decides the next step. Nor is a step that may have guesses: which ones is known when its tokens are. Whether it may
+//!   is decided while the step before it runs; so where guesses do not pay, an engine that speculates has two steps on
+//!   the device as any other.
 //! * A row is relayed only if nothing but its token's id is unknown, and the device can choose that id as the host would
 //!   ([`HostOnly`] has what it cannot). If one row of a step needs the host, its logits come back as ever, and the step behind is
 //!   planned when they have been taken in: leaving such rows out would halve their speed.
@@ -29,14 +30,13 @@ use super::*;
 
 impl EngineState {
     /// Plan the step behind the one in flight and write its parameter block, to be run before the one in flight has been taken
-    /// in. `None` if it has to wait for that: the device does not sample the step in flight, somebody lacks pages, the engine
-    /// speculates, or there is such a step already. [`EngineState::plan_ahead`] may then do what can be done now.
+    /// in. `None` if it has to wait for that: the device does not sample the step in flight, somebody lacks pages, or may
+    /// guess, or there is such a step already. [`EngineState::plan_ahead`] may then do what can be done now.
     pub fn plan_behind(&mut self, now_ns: u64, step: &mut StepBuffer) -> Option<Plan> {
         let in_flight = self.in_flight.as_ref()?;
-        if !in_flight.is_sampled || self.behind.is_some() || self.config.speculation.is_some() {
-            return None;
-        }
-        if !self.scheduler.plan_behind(now_ns, &mut self.queues, &mut self.memory) {
+        let can =
+            in_flight.is_sampled && self.behind.is_none() && self.scheduler.can_plan_behind(&self.queues, &self.memory);
+        if !can || self.may_guess() || !self.scheduler.plan_behind(now_ns, &mut self.queues, &mut self.memory) {
             return None;
         }
         let mut plan = self.parts.collect_behind(&mut self.queues);

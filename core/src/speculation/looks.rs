@@ -9,7 +9,7 @@
 /// Weight of the newest look.
 const NEWEST: f64 = 0.2;
 /// Steps between two looks, at most: so many of a text that repeats itself may go unguessed.
-const LONGEST_REST: u32 = 16;
+const LONGEST_REST: u32 = 8;
 /// A chance below this is none: costs are not known so well.
 const SLIGHT: f64 = 0.05;
 
@@ -83,7 +83,7 @@ mod tests {
                 looks.looked(3, 0, false);
             }
         }
-        assert!((22..=32).contains(&n_looks), "{n_looks} of 400");
+        assert!((44..=52).contains(&n_looks), "{n_looks} of 400");
         assert_eq!(looks.chance(&Finds::default(), 0.7), 0.0, "others' chances are a new one's");
         (0..10).for_each(|_| finds.observe(true));
         assert!(looks.chance(&finds, 0.7) > 0.5);

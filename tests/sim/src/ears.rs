@@ -80,6 +80,8 @@ pub struct Tally {
     pub plans_ahead: u64,
     /// Steps that the device had before the one in front of them was taken in.
     pub relayed_steps: u64,
+    /// Of these, those of engines that speculate.
+    pub relayed_unguessed: u64,
     /// Rows sampled on the device.
     pub sampled: u64,
     /// The same, behind guesses.
@@ -151,6 +153,7 @@ impl std::ops::AddAssign for Tally {
         self.step_failures += o.step_failures;
         self.plans_ahead += o.plans_ahead;
         self.relayed_steps += o.relayed_steps;
+        self.relayed_unguessed += o.relayed_unguessed;
         self.sampled += o.sampled;
         self.sampled_guesses += o.sampled_guesses;
         self.accepted_on_device += o.accepted_on_device;

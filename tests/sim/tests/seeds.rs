@@ -37,6 +37,7 @@ fn the_first_seeds_fail_nowhere_and_reach_everything() {
         ("moved rows", t.moves),
         ("variants", t.variants),
         ("relayed steps", t.relayed_steps),
+        ("those of engines that speculate", t.relayed_unguessed),
         ("rows sampled on the device", t.sampled),
         ("rows behind guesses sampled there", t.sampled_guesses),
         ("right guesses sampled there", t.accepted_on_device),

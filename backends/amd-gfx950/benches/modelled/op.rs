@@ -28,6 +28,8 @@ pub struct Op {
     pub step: StepData,
     /// Bytes that the op must read and write: each of its inputs and outputs once, as they are stored.
     pub floor_bytes: f64,
+    /// Other work runs between this op and the next, so its results have to be stored whoever makes them.
+    pub apart: bool,
 }
 
 impl Op {
@@ -41,7 +43,7 @@ impl Op {
             // A state slot each, slot 0 being nobody's; in place.
             (row.state_read, row.state_write, row.state_tokens) = (i as u32 + 1, i as u32 + 1, row.computed);
         }
-        Self { kind, attrs: Attrs::default(), operands: Vec::new(), step, floor_bytes: 0.0 }
+        Self { kind, attrs: Attrs::default(), operands: Vec::new(), step, floor_bytes: 0.0, apart: false }
     }
 
     /// Tokens of the step.
@@ -80,6 +82,11 @@ impl Op {
         let bytes = numbers.iter().flat_map(|n| n.to_le_bytes()).collect();
         self.floor_bytes += self.add(DType::U32, vary, dims, Some(bytes));
         self
+    }
+
+    /// Other work runs behind it.
+    pub fn apart(self) -> Self {
+        Self { apart: true, ..self }
     }
 
     /// Sets attributes.

@@ -70,9 +70,11 @@ impl Session {
     /// # Errors
     /// Whatever the backend says.
     pub fn measure(&self, row: &Row, sets: &Sets) -> Result<String, String> {
-        // Whichever cut needs less: what lies between the ops of the other is no need.
         let needs = |ops: &[Op]| ops.iter().map(|op| op.floor_bytes).sum::<f64>();
-        let floor = needs(&row.ops[0]).min(needs(&row.ops[1]));
+        let own = [needs(&row.ops[0]), needs(&row.ops[1])];
+        // Whichever cut needs less: what lies between the ops of the other is no need, unless they run apart.
+        let apart = row.ops.iter().flatten().any(|op| op.apart);
+        let floors = if apart { own } else { [own[0].min(own[1]); 2] };
         let mut sums = Vec::new();
         for (i, (device, ops)) in sets.devices.iter().zip(&row.ops).take(if self.best { 1 } else { 2 }).enumerate() {
             let device = &self.devices[*device];
@@ -96,7 +98,7 @@ impl Session {
             sum.behind = sum.behind.map(|bytes| bytes + left as f64);
             sums.push(sum);
         }
-        Ok(table::lines(row, floor, &sums, sets))
+        Ok(table::lines(row, floors, &sums, sets))
     }
 
     fn logged(&self, from: u64) -> Result<String, String> {

@@ -26,14 +26,16 @@ pub const FORMS: Sets = Sets { devices: [2, 0], names: ["expanded", "absorbed"] 
 pub const FACTORS: Sets = Sets { devices: [3, 0], names: ["e4m3", "bf16"] };
 
 /// Two lines, or one where both sets of kernels are the same.
-pub fn lines(row: &Row, floor: f64, sums: &[Sum], sets: &Sets) -> String {
+pub fn lines(row: &Row, floors: [f64; 2], sums: &[Sum], sets: &Sets) -> String {
     // With a ratio of blank, since only second lines have none.
-    let [best, portable] = sums else { return sums.iter().map(|s| line(row, floor, sets.names[0], s, " ")).collect() };
+    let [best, portable] = sums else {
+        return sums.iter().map(|s| line(row, floors[0], sets.names[0], s, " ")).collect();
+    };
     let alike = best == portable;
     let ratio = if alike { "".to_string() } else { format!("{:.2}x", portable.micros / best.micros) };
-    let mut out = line(row, floor, if alike { "the same" } else { sets.names[0] }, best, &ratio);
+    let mut out = line(row, floors[0], if alike { "the same" } else { sets.names[0] }, best, &ratio);
     if !alike {
-        out += &line(row, floor, sets.names[1], portable, "");
+        out += &line(row, floors[1], sets.names[1], portable, "");
     }
     out
 }

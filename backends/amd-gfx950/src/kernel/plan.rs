@@ -33,6 +33,19 @@ pub enum Extent {
         /// Work-groups per such share.
         times: u32,
     },
+    /// Of the work-groups of [`Extent::Per`], those from `from` on, and `most` at most.
+    Part {
+        /// What is counted; not [`Vary::Fixed`].
+        count: Vary,
+        /// Entries per share.
+        each: u32,
+        /// Work-groups per share.
+        times: u32,
+        /// The first one.
+        from: u32,
+        /// So many at most.
+        most: u32,
+    },
     /// Enough for groups of at most `each` things of one kind, where every entry of what `count` counts brings `times` things
     /// and there are `plus` kinds: each kind leaves at most one group unfilled.
     Share {
@@ -93,6 +106,9 @@ impl Extent {
         match self {
             Extent::Fixed(n) => n,
             Extent::Per { count, each, times } => of(count).div_ceil(each) * times,
+            Extent::Part { count, each, times, from, most } => {
+                (of(count).div_ceil(each) * times).saturating_sub(from).min(most)
+            }
             Extent::Share { count, times, each, plus } => {
                 let things = of(count) * times;
                 things.min(things / each + plus)

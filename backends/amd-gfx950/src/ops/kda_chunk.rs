@@ -21,8 +21,6 @@ use crate::{
 
 /// Tokens of a chunk.
 pub(super) const CHUNK: usize = 64;
-/// Keys and values of the heads that the specialised scan is made for.
-const FULL: usize = 128;
 /// Values of a head per work-group of the scan, its kernels' `PV`.
 pub(super) const VALUES: usize = 16;
 
@@ -50,16 +48,19 @@ fn support(op: &OpDesc, settings: &Settings) -> Support {
     support
 }
 
-/// Scratch of a program of so many tokens and heads of a padded size.
-pub(super) fn scratch_bytes(tokens: usize, heads: usize, size: usize, settings: &Settings) -> usize {
+/// Scratch of a chunk of a head of a padded size.
+pub(super) fn slot_bytes(size: usize, settings: &Settings) -> usize {
     let [factors @ .., decay] = parts(size);
-    let bytes = factors.iter().sum::<usize>() * settings.factor_bytes() + decay * 4;
-    if tokens < CHUNK { 0 } else { tokens.div_ceil(CHUNK) * heads * bytes }
+    factors.iter().sum::<usize>() * settings.factor_bytes() + decay * 4
 }
 
-/// The same as arguments of `prepare` and `scan`, from the op's workspace on.
-pub(super) fn scratch(op: &BoundOp<'_>, tokens: usize, heads: usize, size: usize) -> [(&'static str, Argument); 6] {
-    let slots = tokens.div_ceil(CHUNK) * heads;
+/// Scratch of a program of so many tokens and heads of a padded size.
+pub(super) fn scratch_bytes(tokens: usize, heads: usize, size: usize, settings: &Settings) -> usize {
+    if tokens < CHUNK { 0 } else { tokens.div_ceil(CHUNK) * heads * slot_bytes(size, settings) }
+}
+
+/// So many slots as arguments of `prepare` and `scan`, from the op's workspace on.
+pub(super) fn scratch(op: &BoundOp<'_>, slots: usize, size: usize) -> [(&'static str, Argument); 6] {
     let mut at = op.workspace;
     let [w, q, k, u, a, decay] = parts(size).map(|values| {
         let part = Argument::Pointer(at);
@@ -76,7 +77,7 @@ pub(super) fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     }
     let (heads, keys, values) = (q.tensor.dims[1], q.tensor.dims[2], v.tensor.dims[2]);
     let size = padded(keys, values).expect("supported");
-    let scratch = scratch(op, q.tensor.dims[0], heads, size);
+    let scratch = scratch(op, q.tensor.dims[0].div_ceil(CHUNK) * heads, size);
     let inputs = [
         op.step(),
         ("q", q.pointer()),
@@ -100,10 +101,5 @@ pub(super) fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let mut scan = prepare;
     scan.extend([("state", state.pointer()), ("o", o.pointer()), ("lds", state.stride()), ("ldo", o.stride())]);
     let grid = [REQUESTS, heads, Extent::Fixed(values.div_ceil(VALUES) as u32)];
-    let full = op.settings.specialised() && factors == "bf16" && (keys, values) == (FULL, FULL);
-    if full && plan.library().get("kda_scan_full")?.keeps_promises(&scan) {
-        scan.retain(|(name, _)| !matches!(*name, "K" | "V"));
-        return Ok(plan.launch("kda_scan_full", grid, &scan)?);
-    }
     Ok(plan.launch(&format!("kda_scan_{factors}_{size}"), grid, &scan)?)
 }

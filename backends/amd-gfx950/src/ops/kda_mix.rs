@@ -1,18 +1,22 @@
 //! `kda_mix`, for heads of Kimi's size: one launch in programs that cannot hold a chunk of 64 tokens, and for candidates, which
-//! never make one; three in all others with bf16 factors. Everything else takes its parts.
+//! never make one; three per slab of tokens in all others with bf16 factors. Everything else takes its parts.
 //!
 //! All have the same bits for single tokens: sums run in one order, and only a whole chunk takes the form of matrix products. That
 //! is why a program that can hold one is not decoded by the one launch: the bits of a long request would depend on who
 //! shares its step. The parts are planned by their own entries, with values between them in the workspace.
 //!
-//! In the three launches, the window is read by the first two and moved by the last. Outputs of chunks wait for it in f16, where y will be:
-//! bf16 would show in the largest outputs, f32 would take 50 MB more of 580 at 8,192 tokens.
-//! Rejected: the gated norm in the scan, where a work-group has 16 of a head's values; one with all of them would leave 12
-//! compute units to a request, which draw a fourteenth of the memory's speed.
+//! Slabs of a long program follow from its capacity. They share one scratch, so that factors and waiting outputs stay in the memory-side
+//! cache; the state of the request that goes on from one slab to the next is handed over in f32, so slabs change no bit.
+//!
+//! In the three launches, the window is read by the first two and moved by the last. The scan leaves what outputs of chunks are made of
+//! where they will be, or where it has been used up: first states in y, V' in the place of U.
+//! Rejected: outputs in the scan, which is a chain of chunks on 8 compute units per head and request: they are a little less than half of
+//! what one has to fetch and multiply, and would wait in memory for their norm, since a work-group has 16 of a head's 128 values.
 
 use tokenspeed_backend_api::{
     catalogue::OpDesc,
     dtype::DType,
+    graph::Vary,
     op::{Attrs, OpKind},
     record::OpRecord,
     sdk::{Fault, OpView, Support, Tensor},
@@ -32,8 +36,18 @@ use crate::{
 
 /// Head size and taps that the kernels of whole layers are made for.
 const FUSED: (u64, u64) = (128, 4);
-/// Tokens per work-group of the norms behind chunks, the kernel's `EACH`.
-const NORMED: u32 = 8;
+/// From so many pairs on, a work-group of the last launch takes a block of 64 tokens; below, where steps may be batches that decode, it
+/// takes one of so many parts of it, since more work-groups draw more of the memory's speed.
+const WHOLE: usize = 64;
+const PARTS: u32 = 8;
+/// Most chunks of a slab, all heads together: two work-groups of preparation for every compute unit. They have 38 MB of factors, which
+/// memory gets once, at the end; smaller slabs would be more launches.
+const SLAB: usize = 512;
+/// Somewhat more of each head than Kimi's 12 have: slabs of fewer heads are smaller, so that tests reach a second one, and end inside a block
+/// of 64 tokens as Kimi's do.
+const SLAB_OF_HEAD: usize = 43;
+/// States that are handed over: one slab's is read while the next one's is written.
+const CARRIED: usize = 2;
 /// Values of [T, C] between the parts: three behind the convolution, q and k of unit length, decay, output.
 const BETWEEN: usize = 7;
 
@@ -74,12 +88,13 @@ fn support(op: &OpDesc, settings: &Settings) -> Support {
     let Some(size) = kda_chunk::padded(dim as usize, dim as usize) else {
         return Support::no(format!("heads of {dim}, at most 128"));
     };
-    let scratch = kda_chunk::scratch_bytes(tokens, heads, size, settings);
     if form == Form::Chunks {
-        let mut support = settings.rounded(Support::yes("kda_mix, three launches"));
-        support.workspace_bytes = scratch as u64;
+        let mut support = settings.rounded(Support::yes("kda_mix, three launches per slab"));
+        let scratch = kda_chunk::slot_bytes(size, settings) * slab(tokens, heads);
+        support.workspace_bytes = (scratch + CARRIED * state_bytes(heads, dim as usize)) as u64;
         return support;
     }
+    let scratch = kda_chunk::scratch_bytes(tokens, heads, size, settings);
     let mut support = Support::yes("kda_mix, in parts");
     if tokens >= CHUNK && !frozen {
         support = settings.rounded(support);
@@ -92,6 +107,16 @@ fn support(op: &OpDesc, settings: &Settings) -> Support {
 /// Bytes of a value of so many f32 per token, with the alignment that kernels are promised.
 fn value_bytes(tokens: usize, width: usize) -> usize {
     (tokens * width * 4).next_multiple_of(256)
+}
+
+/// Pairs of a block of 64 tokens and a head in a slab, for so many tokens at most.
+fn slab(tokens: usize, heads: usize) -> usize {
+    (tokens.div_ceil(CHUNK) * heads).min(SLAB).min(SLAB_OF_HEAD * heads - 1).max(1)
+}
+
+/// Bytes of a request's state.
+fn state_bytes(heads: usize, dim: usize) -> usize {
+    heads * dim * dim * 4
 }
 
 fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
@@ -158,21 +183,36 @@ fn plan_chunks(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let [q, .., window, _, y] = op.operands else { unreachable!("checked") };
     let (tokens, heads, dim) = (q.tensor.dims[0], y.tensor.dims[1], y.tensor.dims[2]);
     let format = format_name(window.tensor.dtype).expect("supported");
+    let slab = slab(tokens, heads);
     let mut all = arguments(op);
-    all.extend(kda_chunk::scratch(op, tokens, heads, dim));
-    all.push(("o", y.pointer()));
-    let without = |names: &[&str]| all.iter().filter(|(name, _)| !names.contains(name)).copied().collect::<Vec<_>>();
-    let heads = Extent::Fixed(heads as u32);
-
-    let prepare = without(&["gate", "norm", "state", "y", "o", "ldg", "lds", "ldy", "norm_eps"]);
-    let grid = [q.rows(CHUNK as u32), heads, Extent::ONE];
-    plan.launch(&format!("kda_mix_prepare_{format}"), grid, &prepare)?;
-    let scan = without(&["gate", "norm", "ldg", "norm_eps"]);
-    let grid = [REQUESTS, heads, Extent::Fixed((dim / kda_chunk::VALUES) as u32)];
-    plan.launch(&format!("kda_mix_scan_{format}"), grid, &scan)?;
-    let finish: Vec<_> = "step q k v gate norm window y o H ldq ldk ldv ldg ldw ldy norm_eps".split(' ').collect();
-    let finish: Vec<_> = all.iter().filter(|(name, _)| finish.contains(name)).copied().collect();
-    Ok(plan.launch(&format!("kda_mix_finish_{format}"), [q.rows(NORMED), heads, Extent::ONE], &finish)?)
+    all.extend(kda_chunk::scratch(op, slab, dim));
+    let carry = op.workspace + (kda_chunk::slot_bytes(dim, op.settings) * slab) as u64;
+    all.extend([("size", int(slab)), ("carry", Argument::Pointer(carry))]);
+    let long = if slab < WHOLE { "" } else { "_long" };
+    for first in (0..tokens.div_ceil(CHUNK) * heads).step_by(slab) {
+        let without = |names: &str| {
+            let names: Vec<_> = names.split(' ').collect();
+            let all = all.iter().filter(|(name, _)| !names.contains(name)).copied();
+            all.chain([("first", int(first))]).collect::<Vec<_>>()
+        };
+        // None in a step that does not reach the slab.
+        let pairs = |most: usize| Extent::Part {
+            count: Vary::Tokens,
+            each: CHUNK as u32,
+            times: heads as u32,
+            from: first as u32,
+            most: most as u32,
+        };
+        let prepare = without("gate norm state y ldg lds ldy size carry norm_eps");
+        plan.launch(&format!("kda_mix_prepare_{format}"), [pairs(slab), Extent::ONE, Extent::ONE], &prepare)?;
+        let grid = [REQUESTS, pairs(heads), Extent::Fixed((dim / kda_chunk::VALUES) as u32)];
+        plan.launch(&format!("kda_mix_scan_{format}"), grid, &without("gate norm ws_q ws_a ldg norm_eps"))?;
+        let unused =
+            "f b wq wk wv a_log dt_bias state ws_w ws_k ws_decay ldf ldb lds size carry bounded bound l2_eps scale";
+        let parts = Extent::Fixed(if slab < WHOLE { PARTS } else { 1 });
+        plan.launch(&format!("kda_mix_finish{long}_{format}"), [pairs(slab), parts, Extent::ONE], &without(unused))?;
+    }
+    Ok(())
 }
 
 /// Cuts values from the workspace.
@@ -222,4 +262,15 @@ fn plan_parts(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
         (entry.plan)(&part, plan)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slabs_of_kimi_and_of_few_heads() {
+        assert_eq!([64, 100, 2730, 2731, 8192].map(|tokens| slab(tokens, 12)), [12, 24, 512, 512, 512]);
+        assert_eq!([1, 2, 6, 96, 2000].map(|heads| slab(8192, heads)), [42, 85, 257, 512, 512]);
+    }
 }

@@ -21,6 +21,10 @@ const GROUPS: u64 = 256;
 const ROWS: [usize; 3] = [16, 48, 96];
 /// Bytes of parts that are worth having short splits.
 const PARTS_MAX: u64 = 2 << 30;
+/// Bytes of a part: 512 values of 12 bits (`kernels/mla_parts.py`).
+const PART_BYTES: u64 = 768;
+/// Work-groups of `mla_merge` per token and head, 128 columns each.
+const MERGED: u32 = 4;
 /// Bytes per item of the list of work, and of its head.
 const ITEM_BYTES: u64 = 32;
 const HEAD_BYTES: u64 = 64;
@@ -58,7 +62,7 @@ impl Split {
     /// `None` if these kernels do not fit the shape.
     pub(super) fn new(shape: &Shape, settings: &Settings) -> Option<Self> {
         // A step of keys lies in one page. A split of 590 KB in e4m3 and of twice that in bf16 lets one request of 50K to 100K positions
-        // have 49 to 98 work-groups, and makes parts, written and read, a twelfth of one window of four tokens in bf16 and a sixth in
+        // have 49 to 98 work-groups, and makes parts, written and read, a sixteenth of one window of four tokens in bf16 and an eighth in
         // e4m3. Shorter ones gain nothing: putting parts together takes them one after the other.
         let (cache, keys, least) = match shape.cache {
             DType::BF16 => ("bf16", 32, 10),
@@ -81,7 +85,7 @@ impl Split {
             let splits = (page * pages).div_ceil(1 << split_bits);
             let places = tokens * shape.heads as u64 * splits as u64;
             let items = (tokens * splits as u64).max(shape.tokens as u64);
-            let bytes = [HEAD_BYTES + items * ITEM_BYTES, places * 8, places * 2 * latent as u64];
+            let bytes = [HEAD_BYTES + items * ITEM_BYTES, places * 8, places * PART_BYTES];
             (splits, bytes.map(|b| b.next_multiple_of(256)))
         };
         let largest = |bits: &usize| sizes(GRAPH_TOKENS as usize, *bits).1[2];
@@ -176,14 +180,18 @@ impl Split {
             ("split_bits", parts.split_bits),
             ("ldy", y.stride()),
         ];
-        Ok(plan.launch("mla_merge", [q.rows(1), Extent::Fixed(self.heads as u32), Extent::ONE], &arguments)?)
+        Ok(plan.launch(
+            "mla_merge",
+            [q.rows(1), Extent::Fixed(self.heads as u32), Extent::Fixed(MERGED)],
+            &arguments,
+        )?)
     }
 }
 
 /// Where `mla_decode` leaves what it does not finish.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Parts {
-    /// Means, `[T, H, splits, 512]` bf16.
+    /// Means, `[T, H, splits, 768]` bytes, see `kernels/mla_parts.py`.
     pub partial: Argument,
     /// Greatest scores and sums of weights, `[T, H, splits, 2]`.
     pub sums: Argument,
@@ -242,7 +250,7 @@ mod tests {
             let shape = Shape { tokens, pages: (64, pages), ..SHAPE };
             split(shape, Precision::Bf16).unwrap().split_bits
         };
-        // A megatoken in 2048s: 512 parts of a KiB for each of 12 heads of 256 tokens.
+        // A megatoken in 2048s: 512 parts of 768 bytes for each of 12 heads of 256 tokens.
         assert_eq!([1, 256, 8192].map(|tokens| bits(tokens, 1 << 14)), [11; 3]);
         assert_eq!(bits(1, 1 << 18), bits(8192, 1 << 18));
         // 128K positions leave room for the shortest.

@@ -209,3 +209,42 @@ fn neighbours_change_no_bit() {
         assert!(alone.state[at.clone()] == together.state[at], "request at {from} leaves another state");
     }
 }
+
+/// Outputs, states and windows of requests in three slabs of 85 blocks of 64 tokens of one of two heads, and of the same ones, but for
+/// the first, in programs of their own. The second request's single tokens lie on both sides of one head's end of a slab; a chunk of the
+/// third, which is kept nowhere, on both sides of the other head's; and another at the end of the next slab, where one state is taken up
+/// while another is handed over.
+pub fn slabs() -> Option<[Left; 2]> {
+    const REQUESTS: [Request; 4] = [(0, 2680, 0, 1), (9, 20, 2, 2), (62, 2760, 3, 0), (63, 70, 4, 5)];
+    const HEADS: usize = 2;
+    const SLOTS: usize = 6;
+    let (_backend, device) = backend_device(&[])?;
+    configure(emulator(), false, 4);
+    let tokens = REQUESTS.iter().map(|r| r.1).sum::<usize>();
+    let layer = || Layer::new(&device, HEADS as u64, tokens as u64, SLOTS as u64, DType::BF16, BOUNDED);
+    let mut together = layer().step(0, &REQUESTS);
+    let (mut from, mut layer) = (REQUESTS[0].1, layer());
+    together.y.drain(..from * HEADS * DIM as usize);
+    let mut alone: Option<Left> = None;
+    for request in &REQUESTS[1..] {
+        let left = layer.step(from, &[*request]);
+        from += request.1;
+        alone = Some(Left { y: alone.map_or(Vec::new(), |a| a.y).into_iter().chain(left.y).collect(), ..left });
+    }
+    let mut alone = alone.expect("there are requests");
+    for left in [&mut together, &mut alone] {
+        for bytes in [&mut left.state, &mut left.window] {
+            let slot = bytes.len() / SLOTS;
+            bytes[slot..2 * slot].fill(0);
+        }
+    }
+    Some([together, alone])
+}
+
+#[test]
+fn slabs_of_tokens_change_no_bit() {
+    let Some([together, alone]) = slabs() else { return };
+    let differs = together.y.iter().zip(&alone.y).position(|(a, b)| a.to_bits() != b.to_bits());
+    assert_eq!(differs.map(|at| at / (2 * DIM as usize)), None, "a token has other bits");
+    assert!(together == alone, "another state or window");
+}

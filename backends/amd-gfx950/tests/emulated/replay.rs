@@ -20,7 +20,7 @@ const CANDIDATES: usize = 4;
 const TAPS: u64 = 4;
 const SLOTS: u64 = 5;
 /// Room for what ops keep between their launches.
-const WORKSPACE: u64 = 1 << 22;
+const WORKSPACE: u64 = 1 << 23;
 
 /// One arena in which tensors are laid out one behind the other, and the host's image of it.
 pub struct Bench<'a> {

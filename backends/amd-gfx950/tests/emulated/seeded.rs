@@ -254,6 +254,23 @@ fn strong_decay_overflows_in_a_layer() {
     caught_by_layers("strong_decay_overflows_in_a_layer", kda_mix::STRONG, "kda_prepare.py", from, to);
 }
 
+/// 98: a request that goes on in the next slab begins anew there. The check is one made for slabs.
+#[test]
+fn a_slab_begins_without_a_state() {
+    let bug = Bug {
+        file: "kda_scan.py",
+        from: "if start < begin:",
+        to: "if start < 0:",
+        kernels: "kda_mix_prepare_bf16,kda_mix_scan_bf16,kda_mix_finish,kda_decode_bf16",
+        op: "kda_mix",
+        check: "slabs_of_tokens_change_no_bit",
+    };
+    let Some(folder) = planted("a_slab_begins_without_a_state", &bug) else { return };
+    let [together, alone] = kda_mix::slabs().expect("the bug's kernels were just made");
+    std::fs::remove_dir_all(&folder).unwrap();
+    assert!(together != alone, "not caught by {}", bug.check);
+}
+
 /// 117: decay ratios inside a tile are formed as products whatever the gate. The suite's gates are too weak for that, so the
 /// check is one made for strong gates.
 #[test]
@@ -262,7 +279,7 @@ fn strong_decay_overflows() {
         file: "kda_chunk.py",
         from: "> -80.0:",
         to: "> -1e30:",
-        kernels: "kda_prepare_bf16_128,kda_scan_full,kda_step_128",
+        kernels: "kda_prepare_bf16_128,kda_scan_bf16_128,kda_step_128",
         op: "kda_chunk",
         check: "chunks_of_strong_gates_are_their_tokens",
     };
@@ -273,26 +290,43 @@ fn strong_decay_overflows() {
     assert!(worst.is_nan() || worst > 0.04, "not caught by {}: largest error {worst} rms", bug.check);
 }
 
-/// Bugs in the expanded form of latent attention, which the suite's steps are too short for: the check is one made for it, in the
-/// words that stand last.
-macro_rules! expanded_bugs {
-    ($($(#[doc = $doc:literal])* $name:ident: $from:literal => $to:literal, $check:literal;)*) => {$(
+/// Plants a bug that the suite's steps are too short for; the check is one made for it, and the bug's words are to be in what it says.
+fn caught_by(name: &str, bug: &Bug, check: fn() -> Option<Result<(), String>>) {
+    let Some(folder) = planted(name, bug) else { return };
+    let found = check().expect("the bug's kernels were just made");
+    heal(emulator());
+    std::fs::remove_dir_all(&folder).unwrap();
+    let Err(words) = found else { panic!("{name}: not caught") };
+    assert!(words.contains(bug.check), "{:?} is not in {words}", bug.check);
+}
+
+/// Bugs in the expanded form of latent attention, and in parts of its splits: the words that stand last are those of the check.
+macro_rules! latent_bugs {
+    ($file:literal, $kernels:literal, $checked:path; $($(#[doc = $doc:literal])* $name:ident: $from:literal => $to:literal, $check:literal;)*) => {$(
         $(#[doc = $doc])*
         #[test]
         fn $name() {
-            let (file, kernels) = ("mla_prefill.py", "mla_survey,mla_expand_bf16,mla_prefill");
-            let bug = Bug { file, from: $from, to: $to, kernels, op: "mla_mix", check: $check };
-            let Some(folder) = planted(stringify!($name), &bug) else { return };
-            let found = crate::mla_prefill::rounds_agree().expect("the bug's kernels were just made");
-            heal(emulator());
-            std::fs::remove_dir_all(&folder).unwrap();
-            let words = found.expect_err(concat!(stringify!($name), ": not caught"));
-            assert!(words.contains(bug.check), "{:?} is not in {words}", bug.check);
+            let bug = Bug { file: $file, from: $from, to: $to, kernels: $kernels, op: "mla_mix", check: $check };
+            caught_by(stringify!($name), &bug, $checked);
         }
     )*};
 }
 
-expanded_bugs! {
+latent_bugs! {
+    "mla_parts.py", "mla_decode_bf16_48,mla_deal,mla_merge", crate::mla::ways_agree;
+    /// Of four columns the last one loses two bits, for which its word has no room.
+    a_part_loses_bits_of_every_fourth_column: "(((d >> 2) & 255)" => "(((d >> 4) & 255)",
+        "wrong numbers";
+    /// What is rounded to 512 steps becomes -512.
+    a_part_wraps_at_its_greatest_value: "(peak + 0x4000)" => "peak",
+        "wrong numbers";
+    /// What walks all splits of a tile rounds less than what leaves parts of them.
+    a_fold_rounds_to_other_steps: "0x7F800000, 9 << 23)" => "0x7F800000, 9 << 23) - (1 << 23)",
+        "other bits";
+}
+
+latent_bugs! {
+    "mla_prefill.py", "mla_survey,mla_expand_bf16,mla_prefill", crate::mla_prefill::rounds_agree;
     /// Values are loaded over those that the other group of waves is still multiplying: a ring one step too short.
     the_other_groups_values_are_overwritten: "VALUES = gl.constexpr(4)" => "VALUES = gl.constexpr(3)",
         "in flight";

@@ -16,12 +16,19 @@ use super::*;
 use crate::scheduler::sequence::Ending;
 
 impl Scheduler {
-    /// Plan the step behind the one in flight and give every request its part in it ([`Active::behind`]). False if it cannot be
-    /// planned yet; then it may have been planned ahead, as by [`Scheduler::plan_ahead`].
+    /// Whether the step behind the one in flight can be planned as far as that one is concerned.
+    pub fn can_plan_behind(&self, queues: &Queues, memory: &Memory) -> bool {
+        self.can_plan_ahead(queues) && queues.iter_running().all(|running| may_go_on(running, memory))
+    }
+
+    /// Plan the step behind the one in flight, in which nobody guesses, and give every request its part in it
+    /// ([`Active::behind`]). False if memory does not suffice or nothing is left to run;
+    /// then it has been planned ahead, as by [`Scheduler::plan_ahead`].
+    ///
+    /// # Panics
+    /// If that cannot be, see [`Scheduler::can_plan_behind`].
     pub fn plan_behind(&mut self, now_ns: u64, queues: &mut Queues, memory: &mut Memory) -> bool {
-        if self.ahead.is_some() || !self.policy.plans_ahead() || !queues.iter_running().all(|r| may_go_on(r, memory)) {
-            return false;
-        }
+        assert!(self.can_plan_behind(queues, memory), "what is in flight decides too much");
         let n_decode = count_decoding(queues);
         assert!(self.deltas.is_empty(), "the step in flight was told of all changes");
         self.decisions.list.clear();
@@ -67,6 +74,6 @@ fn may_go_on(running: &Running, memory: &Memory) -> bool {
         Running::Prefilling(_) => active.planned == 0 || !memory.has_states(),
         // Without a part in the step in flight, it lacks memory that a plan made behind cannot give it.
         Running::Decoding(_) => active.planned > 0,
-        Running::Leaving(_) => !is_in_doubt(running),
+        Running::Leaving(_) => true,
     }
 }
