@@ -77,6 +77,12 @@ fn captured_programs_change_no_bit_with_an_fp8_cache() {
     graphs_change_no_bit("fp8_e4m3");
 }
 
+/// Some ops have several weights that are quantised at load.
+#[test]
+fn captured_programs_change_no_bit_with_e4m3_factors() {
+    graphs_change_no_bit("bf16 --backend-option precision=fp8");
+}
+
 /// A target whose text can be guessed, deep enough for a draft's taps.
 fn guessable() -> Folder {
     written(&["--guessable", "--layers", "7"])

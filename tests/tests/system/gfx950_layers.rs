@@ -174,6 +174,11 @@ fn each_op_in_f32_and_with_an_fp8_cache() {
     each_op(&[], DType::F8E4M3, 1);
 }
 
+#[test]
+fn each_op_of_e4m3_factors() {
+    each_op(FP8, DType::BF16, 1);
+}
+
 /// What became of a run that was left to itself.
 struct Run {
     /// Root mean square of the differences of logits, over the logits' standard deviation.
@@ -184,10 +189,10 @@ struct Run {
     flipped: (usize, usize),
 }
 
-fn free_run(latent: DType, forced: bool) -> Run {
+fn free_run(options: &[(&str, &str)], latent: DType, forced: bool) -> Run {
     let plugin = emulated(false);
     let folder = written("5");
-    let (graph, [mut cpu, mut gpu]) = sides(&plugin, &[], &folder, latent);
+    let (graph, [mut cpu, mut gpu]) = sides(&plugin, options, &folder, latent);
     let vocab = graph.values[graph.logits.expect("a model has logits")].inner[0] as usize;
     let (mut error, mut power, mut count, mut wrong, mut flipped) = (0f64, 0f64, 0usize, 0, (0, 0));
     for step in steps(&graph) {
@@ -238,17 +243,44 @@ fn free_run(latent: DType, forced: bool) -> Run {
 #[test]
 fn the_whole_model_with_the_references_experts() {
     for latent in [DType::BF16, DType::F8E4M3] {
-        let run = free_run(latent, true);
+        let run = free_run(&[], latent, true);
         println!("{latent}: rms {:.4} of the logits' deviation", run.rms);
         assert!(run.rms <= 0.04 && run.wrong == 0, "{latent}: rms {}, {} wrong", run.rms, run.wrong);
     }
 }
 
+/// Rounding flips choices that are nearly tied, a few in a hundred; each flip moves the logits.
+fn own_experts(options: &[(&str, &str)], latent: DType, rms: f64, share: f64) {
+    let run = free_run(options, latent, false);
+    let flipped = run.flipped.0 as f64 / run.flipped.1 as f64;
+    println!("{latent}: rms {:.4}, {:.2}% of the choices differ, {} wrong", run.rms, 100.0 * flipped, run.wrong);
+    assert!(flipped < share && run.rms < rms, "{latent}: rms {}, share {flipped}", run.rms);
+}
+
 #[test]
 fn the_whole_model_with_its_own_experts() {
-    let run = free_run(DType::BF16, false);
-    let share = run.flipped.0 as f64 / run.flipped.1 as f64;
-    println!("rms {:.4}, {:.2}% of the choices differ", run.rms, 100.0 * share);
-    // Rounding flips choices that are nearly tied, a few in a hundred; each flip moves the logits.
-    assert!(share < 0.05 && run.rms < 0.5, "rms {}, share {share}", run.rms);
+    own_experts(&[], DType::BF16, 0.5, 0.05);
+}
+
+#[test]
+fn the_whole_model_with_its_own_experts_and_an_fp8_cache() {
+    own_experts(&[], DType::F8E4M3, 0.5, 0.05);
+}
+
+const FP8: &[(&str, &str)] = &[("precision", "fp8")];
+
+#[test]
+fn the_whole_model_of_e4m3_factors_with_the_references_experts() {
+    for latent in [DType::BF16, DType::F8E4M3] {
+        let run = free_run(FP8, latent, true);
+        println!("{latent}: rms {:.4} of the logits' deviation, {} wrong", run.rms, run.wrong);
+        assert!(run.rms <= 0.4, "{latent}: rms {}, {} wrong", run.rms, run.wrong);
+    }
+}
+
+#[test]
+fn the_whole_model_of_e4m3_factors_with_its_own_experts() {
+    for latent in [DType::BF16, DType::F8E4M3] {
+        own_experts(FP8, latent, 1.0, 0.2);
+    }
 }
