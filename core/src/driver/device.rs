@@ -45,6 +45,8 @@ pub(super) struct Turn {
     logprobs: Vec<f32>,
     /// Rows of these that are the forward pass's.
     n_forward: usize,
+    /// When they had run, in the engine's nanoseconds.
+    pub ended_ns: u64,
     /// Of the passes run last; later ones are left out after the first failure.
     pub outcome: Result<(), Failure>,
     /// After a failure that was not a panic: `Err` if the device is lost.
@@ -76,6 +78,7 @@ impl Turn {
             chosen: Vec::with_capacity(rows * CHOSEN_WIDTH),
             logprobs: Vec::with_capacity(rows * LOGPROBS_WIDTH),
             n_forward: 0,
+            ended_ns: 0,
             outcome: Ok(()),
             status: Ok(()),
         })
@@ -161,7 +164,10 @@ pub(super) struct DeviceThread {
 const TURNS: usize = 2;
 
 impl DeviceThread {
-    pub fn start() -> Self {
+    ///
+    /// It says itself when a turn ended, by `now_ns`: whoever waits may be late, and with a step behind another one late for
+    /// both, so that the second would seem to have taken no time.
+    pub fn start(now_ns: impl Fn() -> u64 + Send + 'static) -> Self {
         let (orders, todo) = sync_channel::<Box<Turn>>(TURNS);
         let (report, done) = sync_channel(TURNS);
         let run = move || {
@@ -176,6 +182,7 @@ impl DeviceThread {
                     turn.run(&mut *runner);
                 }
                 has_failed = turn.outcome.is_err();
+                turn.ended_ns = now_ns();
                 if turn.is_sampled {
                     kept = Some(runner);
                 } else {

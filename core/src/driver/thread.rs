@@ -58,9 +58,10 @@ pub(super) fn main(
 ) {
     let mut idle = vec![Turn::new(&state), Turn::new(&state)];
     idle[0].runner = Some(runner);
+    let clock = Arc::clone(&shared);
     let mut engine = EngineThread {
         idle,
-        device: DeviceThread::start(),
+        device: DeviceThread::start(move || clock.now_ns()),
         flying: VecDeque::with_capacity(2),
         landed_ns: 0,
         overlap: config.overlap,
@@ -209,7 +210,7 @@ impl EngineThread {
         let (decode, prefill) = (plan.n_decode_tokens, plan.n_tokens - plan.n_decode_tokens);
         let sequence = plan.sequence;
         let turn = self.device.wait();
-        let now_ns = self.shared.now_ns();
+        let now_ns = turn.ended_ns;
         // A step behind another one waited for that.
         let took_ns = now_ns - began_ns.max(self.landed_ns);
         self.landed_ns = now_ns;

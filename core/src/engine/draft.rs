@@ -109,6 +109,8 @@ struct Seen {
 
 /// A text that lags further behind than this is caught up with only if that will probably pay.
 const BEHIND: u32 = 16;
+/// Times its expected cost that a turn may count.
+const DISTURBED: f64 = 2.0;
 /// Turns between two that are not drafted for, at first and in the end: what a turn costs without guesses must not be
 /// remembered from a cold start.
 const REMEASURE: [u32; 2] = [4, 64];
@@ -222,7 +224,11 @@ impl Drafting {
     pub fn settle(&mut self, now_ns: u64, cost: &StepCost) {
         self.stage = Stage::Idle;
         let Some(turn) = self.turn.take() else { return };
-        let (ns, n) = (now_ns.saturating_sub(turn.planned_ns) as f64, turn.decoding);
+        let n = turn.decoding;
+        let (all_ns, draft_ns) = (now_ns.saturating_sub(turn.planned_ns) as f64, turn.draft_ns as f64);
+        // A machine that was busy with something else is nobody's loss.
+        let most_ns = cost.ns(n + turn.guesses).filter(|_| !turn.is_mixed).map_or(f64::INFINITY, |ns| DISTURBED * ns);
+        let ns = (all_ns - draft_ns).max(0.0).min(most_ns) + draft_ns;
         let has_paid = turn.guesses > 0 || turn.draft_ns > 0;
         let plain_ns = self.plain.ns(n).filter(|_| has_paid).map(|plain_ns| {
             let token_ns = plain_ns / f64::from(n);
@@ -231,7 +237,7 @@ impl Drafting {
             }
             // What the others cost is not known apart, so the guesses are held against what they cost without them.
             let step_ns = |tokens| cost.ns(tokens).unwrap_or(plain_ns);
-            let guessing_ns = turn.draft_ns as f64 + (step_ns(n + turn.guesses) - step_ns(n)).max(0.0);
+            let guessing_ns = draft_ns + (step_ns(n + turn.guesses) - step_ns(n)).max(0.0);
             ns - guessing_ns + turn.accepted as f64 * token_ns
         });
         self.ledger.turn(ns, plain_ns);
