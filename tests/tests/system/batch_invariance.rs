@@ -132,6 +132,8 @@ fn invariant_in(mode: &str) {
     // A random model repeats itself only if it has little choice.
     let mut narrow = sampled(&ids(4, 70), 3);
     (narrow.sampling.allowed_token_ids, narrow.sampling.max_tokens) = (Some(vec![5, 6]), 60);
+    // And an engine that has only seen others is slow to look.
+    let engine = load(words).engine;
     let answer = finish(submit(&*engine, narrow.clone()));
     assert_eq!(answer.numbers(), finish(submit(&*plain, narrow)).numbers(), "{words}: two ids");
     let metrics = engine.metrics();

@@ -27,7 +27,7 @@ use crate::{
     gfx950::emulated,
     support::{
         lockstep::{Side, pair},
-        models::Folder,
+        models::{self, Folder},
     },
 };
 use clap::Parser as _;
@@ -264,6 +264,9 @@ fn the_whole_model_with_its_own_experts() {
 
 #[test]
 fn the_whole_model_with_its_own_experts_and_an_fp8_cache() {
+    if !models::long_tests() {
+        return eprintln!("not run: a long test");
+    }
     own_experts(&[], DType::F8E4M3, 0.5, 0.05);
 }
 
@@ -271,6 +274,9 @@ const FP8: &[(&str, &str)] = &[("precision", "fp8")];
 
 #[test]
 fn the_whole_model_of_e4m3_factors_with_the_references_experts() {
+    if !models::long_tests() {
+        return eprintln!("not run: a long test");
+    }
     for latent in [DType::BF16, DType::F8E4M3] {
         let run = free_run(FP8, latent, true);
         println!("{latent}: rms {:.4} of the logits' deviation, {} wrong", run.rms, run.wrong);
@@ -280,6 +286,9 @@ fn the_whole_model_of_e4m3_factors_with_the_references_experts() {
 
 #[test]
 fn the_whole_model_of_e4m3_factors_with_its_own_experts() {
+    if !models::long_tests() {
+        return eprintln!("not run: a long test");
+    }
     for latent in [DType::BF16, DType::F8E4M3] {
         own_experts(FP8, latent, 1.0, 0.2);
     }
