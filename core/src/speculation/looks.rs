@@ -3,7 +3,7 @@
 //! A look-up needs the newest token, so a step in which requests may guess is planned only when the one before it has been taken
 //! in: on a device that is done in a millisecond, what is planned ahead (or run behind) otherwise is worth more than a few lucky
 //! guesses. So where looks find little, nobody looks for some steps, and these are planned as if there were no speculation. All
-//! requests look again at once, for a step planned ahead is so for all; after at most [`LONGEST_REST`] steps, since a text may
+//! requests look again at once, for a step planned ahead is so for all; after eight steps at most, since a text may
 //! begin to repeat itself at any time. Rejected: each request's rests for itself. With many of them some look is always due.
 
 /// Weight of the newest look.

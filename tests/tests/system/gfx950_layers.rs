@@ -280,7 +280,7 @@ fn the_whole_model_of_e4m3_factors_with_the_references_experts() {
     for latent in [DType::BF16, DType::F8E4M3] {
         let run = free_run(FP8, latent, true);
         println!("{latent}: rms {:.4} of the logits' deviation, {} wrong", run.rms, run.wrong);
-        assert!(run.rms <= 0.4, "{latent}: rms {}, {} wrong", run.rms, run.wrong);
+        assert!(run.rms <= 0.25, "{latent}: rms {}, {} wrong", run.rms, run.wrong);
     }
 }
 
@@ -290,6 +290,6 @@ fn the_whole_model_of_e4m3_factors_with_its_own_experts() {
         return eprintln!("not run: a long test");
     }
     for latent in [DType::BF16, DType::F8E4M3] {
-        own_experts(FP8, latent, 1.0, 0.2);
+        own_experts(FP8, latent, 0.45, 0.08);
     }
 }
