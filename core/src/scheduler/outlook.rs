@@ -45,6 +45,7 @@ impl Outlook {
             ends: matches!(running, Running::Leaving(_)) || samples && len >= body.max_len,
         }
     }
+
     /// Whether it will have a token to compute and another to sample behind it.
     pub fn generates(&self) -> bool {
         self.is_decoding && !self.ends

@@ -75,20 +75,17 @@ fn variant(op: &BoundOp<'_>, name: &str, w: &Operand, n: usize, rows: &Operand) 
 }
 
 /// Values between rows of a matrix.
-pub(super) fn ld(w: &Operand) -> Argument {
+fn ld(w: &Operand) -> Argument {
     int(gemm::stored(&w.tensor).1)
 }
 
-fn plan_input(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
+/// What a kernel of `moe_input` is told in every format of the matrices.
+pub(super) fn input_arguments(op: &BoundOp<'_>) -> [(&'static str, Argument); 22] {
     let [x, router, down, gate, up, logits, z, h] = op.operands else { unreachable!("checked") };
-    if moe_edges_fp8::is(down) {
-        return moe_edges_fp8::plan_input(op, plan);
-    }
     let [word, fixed] = x.count();
-    let [experts, latent, width] = [router, down, gate].map(|w| w.tensor.dims[0]);
-    let (kernel, bm, bn) = variant(op, "moe_input", router, experts + latent + 2 * width, x);
-    let tiles: usize = [experts, latent, 2 * width].map(|n| n.div_ceil(bn as usize)).iter().sum();
-    let arguments = [
+    let [experts, latent, width] = [router, down, gate].map(|w| int(w.tensor.dims[0]));
+    let [beta, linear] = [0, 1].map(|at| float(op.op.attrs().f[at]));
+    [
         op.step(),
         word,
         fixed,
@@ -100,21 +97,30 @@ fn plan_input(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
         ("logits", logits.pointer()),
         ("z", z.pointer()),
         ("h", h.pointer()),
-        ("E", int(experts)),
-        ("L", int(latent)),
-        ("S", int(width)),
+        ("E", experts),
+        ("L", latent),
+        ("S", width),
         ("K", x.row_len()),
         ("ldx", x.stride()),
         ("ldr", ld(router)),
-        ("ldd", ld(down)),
-        ("ldg", ld(gate)),
-        ("ldu", ld(up)),
         ("ldl", logits.stride()),
         ("ldz", z.stride()),
         ("ldh", h.stride()),
-        ("beta", float(op.op.attrs().f[0])),
-        ("linear", float(op.op.attrs().f[1])),
-    ];
+        ("beta", beta),
+        ("linear", linear),
+    ]
+}
+
+fn plan_input(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
+    let [x, router, down, gate, up, ..] = op.operands else { unreachable!("checked") };
+    if moe_edges_fp8::is(down) {
+        return moe_edges_fp8::plan_input(op, plan);
+    }
+    let [experts, latent, width] = [router, down, gate].map(|w| w.tensor.dims[0]);
+    let (kernel, bm, bn) = variant(op, "moe_input", router, experts + latent + 2 * width, x);
+    let tiles: usize = [experts, latent, 2 * width].map(|n| n.div_ceil(bn as usize)).iter().sum();
+    let strides = [("ldd", ld(down)), ("ldg", ld(gate)), ("ldu", ld(up))];
+    let arguments = [&input_arguments(op)[..], &strides].concat();
     Ok(plan.launch(&kernel, [x.rows(bm), Extent::Fixed(tiles as u32), Extent::ONE], &arguments)?)
 }
 

@@ -18,7 +18,7 @@ use super::{
     gemm_few::TILE,
     gemm_fp8::{self, Shape},
     int,
-    moe_edges::{ROUTER, ld},
+    moe_edges::{ROUTER, input_arguments},
 };
 use crate::{
     kernel::{Argument, Extent, Plan},
@@ -94,38 +94,11 @@ fn tiles(columns: usize, each: usize) -> u32 {
 }
 
 pub(super) fn plan_input(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
-    let [x, router, down, gate, up, logits, z, h] = op.operands else { unreachable!("checked") };
-    let [word, fixed] = x.count();
+    let [x, router, down, gate, _, logits, ..] = op.operands else { unreachable!("checked") };
     let [experts, latent, width] = [router, down, gate].map(|w| w.tensor.dims[0]);
     gemm_fp8::plan_rounding(op, plan, x)?;
     let (rows, scales) = gemm_fp8::rounded(op, x);
-    let arguments = [
-        op.step(),
-        word,
-        fixed,
-        ("x", x.pointer()),
-        ("xq", rows),
-        ("xs", scales),
-        ("router", router.pointer()),
-        ("down", down.pointer()),
-        ("gate", gate.pointer()),
-        ("up", up.pointer()),
-        ("logits", logits.pointer()),
-        ("z", z.pointer()),
-        ("h", h.pointer()),
-        ("E", int(experts)),
-        ("L", int(latent)),
-        ("S", int(width)),
-        ("K", x.row_len()),
-        ("KP", padded(x)),
-        ("ldx", x.stride()),
-        ("ldr", ld(router)),
-        ("ldl", logits.stride()),
-        ("ldz", z.stride()),
-        ("ldh", h.stride()),
-        ("beta", float(op.op.attrs().f[0])),
-        ("linear", float(op.op.attrs().f[1])),
-    ];
+    let arguments = [&input_arguments(op)[..], &[("xq", rows), ("xs", scales), ("KP", padded(x))]].concat();
     let (form, bm, bn) = form(op.capacity(x) as usize);
     // The router's tiles have 16 rows.
     let routers = match bm as usize / TILE {
