@@ -302,9 +302,9 @@ impl Prepared {
             "sampling",
             match &self.host_samples[..] {
                 "" => {
-                    let relays = if e.speculation.is_some() { "" } else { ", tokens go to the next step there" };
+                    let unless = if e.speculation.is_some() { " where nobody guesses" } else { "" };
                     let host = "constraints, penalties, biases, min_tokens and prompt_logprobs";
-                    format!("on the device{relays}; by the host for {host}")
+                    format!("on the device, tokens go to the next step there{unless}; by the host for {host}")
                 }
                 why => format!("by the host ({why})"),
             },
