@@ -103,11 +103,12 @@ impl Serving {
         }
     }
 
-    /// Wait until nothing is answered, runs or waits, and return the figures.
+    /// Wait until nothing is answered, runs or waits, nor holds pages that a step in flight still writes; the figures.
     pub fn idle_metrics(&self) -> Metrics {
         for _ in 0..2000 {
             let metrics = self.engine.metrics();
-            if metrics.running == 0 && metrics.waiting == 0 && self.state.active() == 0 {
+            let is_let_go = metrics.pages_used == metrics.pages_cached;
+            if metrics.running == 0 && metrics.waiting == 0 && is_let_go && self.state.active() == 0 {
                 return metrics;
             }
             std::thread::sleep(Duration::from_millis(5));
