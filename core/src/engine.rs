@@ -538,6 +538,7 @@ impl EngineState {
         self.counters.steps += 1;
         let ns = now_ns.saturating_sub(in_flight.planned_ns);
         self.counters.step_ns += ns;
+        let n_drafts = self.counters.drafts[0];
         let mut taker = Taker {
             config: &self.config,
             memory: &mut self.memory,
@@ -563,7 +564,11 @@ impl EngineState {
         }
         if !in_flight.is_mixed {
             if self.replay.is_empty() {
-                self.step_cost.observe(in_flight.n_decode_tokens, ns);
+                let has_guesses = self.counters.drafts[0] > n_drafts;
+                match has_guesses {
+                    true => self.step_cost.observe(in_flight.n_decode_tokens, ns),
+                    false => self.step_cost.observe_plain(in_flight.n_decode_tokens, ns),
+                }
             } else {
                 self.replay.cost_later(in_flight.n_decode_tokens, in_flight.planned_ns);
             }

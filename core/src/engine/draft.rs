@@ -214,7 +214,7 @@ impl Drafting {
             draft_ns: 0,
         };
         if !turn.is_mixed && guesses == 0 {
-            self.plain.observe(turn.decoding, now_ns.saturating_sub(turn.planned_ns));
+            self.plain.observe_plain(turn.decoding, now_ns.saturating_sub(turn.planned_ns));
         }
         let stage = if std::mem::take(&mut self.is_resting) { Stage::Idle } else { Stage::Due };
         (self.seen, self.turn, self.stage) = (seen, Some(turn), stage);
@@ -230,7 +230,9 @@ impl Drafting {
         let most_ns = cost.ns(n + turn.guesses).filter(|_| !turn.is_mixed).map_or(f64::INFINITY, |ns| DISTURBED * ns);
         let ns = (all_ns - draft_ns).max(0.0).min(most_ns) + draft_ns;
         let has_paid = turn.guesses > 0 || turn.draft_ns > 0;
-        let plain_ns = self.plain.ns(n).filter(|_| has_paid).map(|plain_ns| {
+        // A mixed turn is compared with whatever is known, so that none is off the account.
+        let known_ns = if turn.is_mixed { self.plain.ns(n) } else { self.plain.near(n) };
+        let plain_ns = known_ns.filter(|_| has_paid).map(|plain_ns| {
             let token_ns = plain_ns / f64::from(n);
             if !turn.is_mixed {
                 return turn.generated as f64 * token_ns;

@@ -5,6 +5,10 @@
 //! from each request's own record. Guesses are added in order of falling chance as long as tokens per second rise; with
 //! nothing to gain the answer is 0, and speculation costs a table look-up.
 //!
+//! Steps with guesses may be rare, and meanwhile all steps become dearer, as contexts grow: a wide step remembered from short
+//! contexts would seem as cheap as today's narrow one. So costs are kept in multiples of a level, and steps without guesses
+//! move the level.
+//!
 //! A request that stops guessing would never learn that its text has become predictable again; so now and then, ever
 //! more rarely while it keeps failing, one guess is tried. Rejected: a fixed width (a public measurement lost 1.8x at
 //! concurrency 1 on an 896-expert model).
@@ -23,17 +27,23 @@ const FIRST: u8 = 4;
 const SHORTEST_REST: u32 = 8;
 const LONGEST_REST: u32 = 256;
 
+/// Share of what a step without guesses was dearer than known that is true of that width alone, not of all.
+const OWN: f64 = 0.05;
+
 /// Measured cost of decode-only steps by their number of tokens.
 #[derive(Clone, Debug)]
 pub struct StepCost {
-    ns: [f64; COSTS + 1],
+    /// In multiples of the level.
+    cost: [f64; COSTS + 1],
     /// Observations, as far as they matter.
     seen: [u8; COSTS + 1],
+    /// Nanoseconds.
+    level: f64,
 }
 
 impl Default for StepCost {
     fn default() -> Self {
-        Self { ns: [0.0; COSTS + 1], seen: [0; COSTS + 1] }
+        Self { cost: [0.0; COSTS + 1], seen: [0; COSTS + 1], level: 1.0 }
     }
 }
 
@@ -43,22 +53,42 @@ impl StepCost {
     /// busy with something else says nothing of this one. Rejected: the least of all. Steps of a pipeline end by turns early
     /// and late, and the expected cost would be that of the early ones.
     pub fn observe(&mut self, tokens: u32, ns: u64) {
+        if let (Some(change), Some(cost)) = (self.change(tokens, ns), self.cost.get_mut(tokens as usize)) {
+            *cost *= change;
+        }
+    }
+
+    /// The same of a step without guesses: what it is dearer than known is taken as true of all widths.
+    pub fn observe_plain(&mut self, tokens: u32, ns: u64) {
+        if let (Some(change), Some(cost)) = (self.change(tokens, ns), self.cost.get_mut(tokens as usize)) {
+            let own = 1.0 + OWN * (change - 1.0);
+            *cost *= own;
+            self.level *= change / own;
+        }
+    }
+
+    /// By what factor the cost of `tokens` is to change; `None` if there is none, or its first observations were taken in here.
+    fn change(&mut self, tokens: u32, ns: u64) -> Option<f64> {
         let at = tokens as usize;
-        let (Some(known), Some(seen)) = (self.ns.get_mut(at), self.seen.get_mut(at)) else { return };
-        let ns = ns as f64;
-        *known = match *seen {
-            0 => ns,
-            1..FIRST => known.min(ns),
-            _ => *known + NEWEST * (ns.min(*known * BELIEVED) - *known),
-        };
+        let (known, seen) = (self.cost.get_mut(at)?, self.seen.get_mut(at)?);
+        let cost = ns as f64 / self.level;
+        let n = *seen;
         *seen = (*seen + 1).min(FIRST);
+        match n {
+            0 => *known = cost,
+            1..FIRST => *known = known.min(cost),
+            _ if *known > 0.0 => return Some(1.0 + NEWEST * ((cost / *known).min(BELIEVED) - 1.0)),
+            // Took no time at all, by a clock that is coarse.
+            _ => *known = cost,
+        }
+        None
     }
 
     /// As [`StepCost::ns`], but only if steps at most twice as narrow were measured: what a narrow step costs does not
     /// follow from wide ones.
     pub fn near(&self, tokens: u32) -> Option<f64> {
         let at = (tokens as usize).min(COSTS);
-        let is_known = self.ns[at.div_ceil(2)..=at].iter().any(|ns| *ns > 0.0);
+        let is_known = self.cost[at.div_ceil(2)..=at].iter().any(|cost| *cost > 0.0);
         if is_known { self.ns(tokens) } else { None }
     }
 
@@ -68,7 +98,7 @@ impl StepCost {
     /// a try, and after that it is measured.
     pub fn ns(&self, tokens: u32) -> Option<f64> {
         let at = (tokens as usize).min(COSTS);
-        let known = |i: usize| (self.ns[i] > 0.0).then_some((i, self.ns[i]));
+        let known = |i: usize| (self.cost[i] > 0.0).then_some((i, self.cost[i] * self.level));
         let below = (1..=at).rev().find_map(known);
         let above = (at..=COSTS).find_map(known);
         Some(match (below, above) {
@@ -283,6 +313,29 @@ mod tests {
         assert!((1_990.0..=2_000.0).contains(&cost.ns(1).unwrap()), "many are");
         (0..100).for_each(|n| cost.observe(1, 600 + n % 2 * 800));
         assert!((900.0..=1_100.0).contains(&cost.ns(1).unwrap()), "half of the early and half of the late");
+    }
+
+    #[test]
+    fn costs_of_wide_steps_follow_those_of_plain_ones() {
+        let mut cost = StepCost::default();
+        (0..10).for_each(|_| cost.observe_plain(16, 1_000));
+        (0..10).for_each(|_| cost.observe(32, 2_000));
+        assert_eq!([16, 24, 32].map(|n| cost.ns(n).unwrap().round()), [1_000.0, 1_500.0, 2_000.0]);
+        // Contexts grow, and nobody guesses.
+        (0..500).for_each(|i| cost.observe_plain(16, 1_000 + 2 * i));
+        let [plain, wide] = [16, 32].map(|n| cost.ns(n).unwrap());
+        assert!(plain > 1_950.0 && (1.9..2.0).contains(&(wide / plain)), "{plain} {wide}");
+        // Wide steps say what they cost themselves.
+        (0..50).for_each(|_| cost.observe(32, 3_000));
+        let [plain_now, wide] = [16, 32].map(|n| cost.ns(n).unwrap());
+        assert!(plain_now == plain && (2_990.0..3_010.0).contains(&wide), "{plain_now} {wide}");
+        // A ratio that was measured wrong at first is put right.
+        let mut cost = StepCost::default();
+        cost.observe(32, 1_000);
+        (0..2_000).for_each(|_| cost.observe_plain(16, 1_000));
+        (0..50).for_each(|_| cost.observe(32, 2_000));
+        assert!((1_950.0..2_050.0).contains(&cost.ns(32).unwrap()));
+        assert!((990.0..1_010.0).contains(&cost.ns(16).unwrap()));
     }
 
     #[test]
