@@ -174,6 +174,8 @@ fn cases(seed: u64) -> Vec<Case> {
         (DType::BF16, 18, 3, 2, 48, 32, 1),
         (DType::Mxfp4, 3, 9, 2, 256, 128, 1),
         (DType::Mxfp4, 20, 5, 2, 128, 256, 1),
+        // The widths of Kimi K3 on one of eight ranks.
+        (DType::Mxfp4, 3, 3, 2, 3584, 384, 1),
     ] {
         let mut c = g.case(OpKind::Experts, format!("{dtype} T={t} E={e} k={top} K={k} N={n} act={act}"), t as usize);
         c.attrs.i[0] = act;

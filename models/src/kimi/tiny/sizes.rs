@@ -176,7 +176,7 @@ fn published_kinds(n: usize) -> Vec<LayerKind> {
 }
 
 /// `config` with heads as wide as the published ones and widths that are whole tiles of a matrix unit: KDA 128, MLA
-/// 512 + 64, latent and expert width 256. Six layers, MLA fourth and last; the second block of Attention Residuals is
+/// 512 + 64, latent width 256, 384 columns of an expert as on one of eight ranks. Six layers, MLA fourth and last; the second block of Attention Residuals is
 /// cut short. For kernels that are made for the published shapes.
 pub fn real_heads(config: KimiConfig) -> KimiConfig {
     let mut c = config;
@@ -187,7 +187,7 @@ pub fn real_heads(config: KimiConfig) -> KimiConfig {
     c.mla.q_rank = c.mla.q_rank.map(|_| 256);
     c.intermediate_size = 1024;
     c.moe.latent = c.moe.latent.map(|_| 256);
-    c.moe.intermediate_size = 256;
+    c.moe.intermediate_size = 384;
     c
 }
 
