@@ -89,6 +89,33 @@ def survey(step, flags, listed, tiles, least, most, B: tl.constexpr):
 
 
 @triton.jit
+def rows_from(listed, table, at, width, block_tokens, ldc, W: tl.constexpr, B: tl.constexpr):
+    """Offsets of the cache rows of ALIGN positions from `at` on, the last row of a context repeated behind its end."""
+    n = tl.load(listed)
+    index = -1
+    for a in range(0, n, B):
+        i = a + tl.arange(0, B)
+        begins = tl.load(listed + HEAD + i * WORDS, mask=i < n, other=0x7FFFFFFF)
+        index += tl.sum((begins <= at).to(tl.int32))
+    entry = listed + HEAD + index * WORDS
+    position = tl.minimum(at - tl.load(entry) + tl.arange(0, ALIGN), tl.load(entry + 1) - 1)
+    row = st.cache_row(position, tl.load(entry + 3), tl.load(entry + 4))
+    base = pages.row_at(table, tl.load(entry + 2), width, row, True, block_tokens, W, ldc)
+    return tl.multiple_of(base, 16)
+
+
+@triton.jit
+def product(px, pw, N: tl.constexpr, R: tl.constexpr, BK: tl.constexpr):
+    """ALIGN rows of R latent values times N rows of w, px and pw being where the first BK of each lie."""
+    acc = tl.zeros((ALIGN, N), tl.float32)
+    for _ in range(0, R, BK):
+        acc = tl.dot(tl.load(px).to(tl.bfloat16), tl.load(pw).T, acc)
+        px += BK
+        pw += BK
+    return acc
+
+
+@triton.jit
 def within(i, j):
     """Where row i's piece j of eight lies in its block."""
     return (i % 64) * 64 + ((j % 8) ^ (i // 2 % 8)) * 8
@@ -105,29 +132,14 @@ def expand(listed, cache, table, w, blocks, ropes, start, size, width, block_tok
     """
     at = start + tl.program_id(0) * ALIGN
     if at < tl.load(listed + 2):
-        n = tl.load(listed)
-        index = -1
-        for a in range(0, n, B):
-            i = a + tl.arange(0, B)
-            begins = tl.load(listed + HEAD + i * WORDS, mask=i < n, other=0x7FFFFFFF)
-            index += tl.sum((begins <= at).to(tl.int32))
-        entry = listed + HEAD + index * WORDS
-        i = tl.arange(0, ALIGN)
-        position = tl.minimum(at - tl.load(entry) + i, tl.load(entry + 1) - 1)
-        row = st.cache_row(position, tl.load(entry + 3), tl.load(entry + 4))
-        base = pages.row_at(table, tl.load(entry + 2), width, row, True, block_tokens, R + P, ldc)
-        base = tl.multiple_of(base, 16)
         h = tl.program_id(1)
         half = tl.program_id(2)
+        base = rows_from(listed, table, at, width, block_tokens, ldc, R + P, B)
+        i = tl.arange(0, ALIGN)
         c = tl.arange(0, N)
         k = tl.arange(0, BK)
         pw = w + (h * per_head + half * N + c).to(tl.int64)[:, None] * ldw + k[None, :]
-        px = cache + base[:, None] + k[None, :]
-        acc = tl.zeros((ALIGN, N), tl.float32)
-        for _ in range(0, R, BK):
-            acc = tl.dot(tl.load(px).to(tl.bfloat16), tl.load(pw).T, acc)
-            px += BK
-            pw += BK
+        acc = product(cache + base[:, None] + k[None, :], pw, N, R, BK)
         to = blocks + (h.to(tl.int64) * (size // 64) + tl.program_id(0) * (ALIGN // 64)) * (4 * 64 * 64)
         j = tl.arange(0, N // 8)
         e = tl.arange(0, 8)

@@ -130,6 +130,19 @@ def finish(acc, total, y, gate, to, real, done):
 
 
 @gluon.jit
+def job_of(listed, start, size, wave, each, H):
+    """This work-group's job of `attend`, how many there are, whether there are two a tile, and whether this is a second one."""
+    jobs = gl.load(listed + 1) * H
+    halves = (jobs >= each) & (gl.load(listed + 3) >= start + size)
+    job = gl.program_id(1) * gl.num_programs(0) + gl.program_id(0)
+    # What is behind the launch's jobs has none.
+    job = gl.where(halves & (job >= each), 2 * jobs, job) + wave * each
+    second = halves & (job >= jobs)
+    job = gl.where(second, job - jobs, job)
+    return job, jobs, halves, second
+
+
+@gluon.jit
 def attend(listed, tiles, q, blocks, ropes, state, gate, y, start, size, wave, each, H, ldq, ldy, scale):
     """y[t, h] = sigmoid(gate[t, h]) softmax(scale q[t, h] . keys) . values over positions 0..p of the tokens in `tiles`.
 
@@ -148,13 +161,7 @@ def attend(listed, tiles, q, blocks, ropes, state, gate, y, start, size, wave, e
     k_in: gl.constexpr = gl.DotOperandLayout(1, by_row, 8)
     row_of: gl.constexpr = gl.SliceLayout(1, by_row)
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    jobs = gl.load(listed + 1) * H
-    halves = (jobs >= each) & (gl.load(listed + 3) >= start + size)
-    job = gl.program_id(1) * gl.num_programs(0) + gl.program_id(0)
-    # What is behind the launch's jobs has none.
-    job = gl.where(halves & (job >= each), 2 * jobs, job) + wave * each
-    second = halves & (job >= jobs)
-    job = gl.where(second, job - jobs, job)
+    job, jobs, halves, second = job_of(listed, start, size, wave, each, H)
     h = job % H
     number = job // H
     if job < jobs:

@@ -25,7 +25,9 @@ import kda_scan
 import mla
 import mla_decode
 import mla_expand
+import mla_expand_e4m3
 import mla_prefill
+import mla_prefill_e4m3
 import mla_split
 import moe_edges
 import moe_edges_fp8
@@ -336,13 +338,15 @@ def mlas():
                           matrix_instr_nonkdim=16)
     # Kimi K3's widths: contexts of requests with many tokens are expanded to keys and values per head.
     yield variant("shipped", "mla_survey", mla_expand.survey, [STEP, *["*i32"] * 3, I32, I32], {"B": 64}, ["rows", "1", "1"], [], warps=1)
-    for k in ("bf16", "fp8"):
-        yield variant("shipped", f"mla_expand_{k}", mla_expand.expand, ["*i32", PLAIN[k], TABLE, BF16, BF16, BF16] + [I32] * 7,
-                      {"N": 128, "R": 512, "P": 64, "BK": 64, "B": 64}, ["ceil(positions/ALIGN)", "H", "2"],
-                      ["cache", "w", "blocks", "ropes", "start", "size", "ldc", "ldw"], warps=8, matrix_instr_nonkdim=16)
-    yield variant("shipped", "mla_prefill", mla_prefill.attend, ["*i32", "*i32", F32, BF16, BF16, F32, F32, F32] + [I32] * 7 + [FLOAT],
-                  {}, ["16", "ceil(jobs/16)", "1"], ["q", "blocks", "ropes", "state", "gate", "y", "start", "size", "ldq", "ldy"], warps=8,
-                  llvm_fn_attrs=(("amdgpu-agpr-alloc", "0,0"), ))
+    for form, into, expand, rows, attend in (("", BF16, mla_expand.expand, 16, mla_prefill.attend),
+                                             ("e4m3_", U8, mla_expand_e4m3.expand, 32, mla_prefill_e4m3.attend)):
+        for k in ("bf16", "fp8"):
+            yield variant("shipped", f"mla_{form}expand_{k}", expand, ["*i32", PLAIN[k], TABLE, BF16, into, into] + [I32] * 7,
+                          {"N": 128, "R": 512, "P": 64, "BK": 64, "B": 64}, ["ceil(positions/ALIGN)", "H", "2"],
+                          ["cache", "w", "blocks", "ropes", "start", "size", "ldc", "ldw"], warps=8, matrix_instr_nonkdim=rows)
+        yield variant("shipped", f"mla_{form}prefill", attend, ["*i32", "*i32", F32, into, into, F32, F32, F32] + [I32] * 7 + [FLOAT],
+                      {}, ["16", "ceil(jobs/16)", "1"], ["q", "blocks", "ropes", "state", "gate", "y", "start", "size", "ldq", "ldy"],
+                      warps=8, llvm_fn_attrs=(("amdgpu-agpr-alloc", "0,0"), ))
     for name, absorb in (("absorb", True), ("value", False)):
         for w, exact, bk in (("bf16", False, 64), ("bf16", True, 32), ("f32", True, 32)):
             for bm, full in ((16, True), (16, False), (64, True), (64, False)):

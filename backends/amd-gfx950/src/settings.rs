@@ -10,8 +10,8 @@ use tokenspeed_backend_api::{
 pub enum Precision {
     /// Both factors are rounded to bf16: what the matrix units are fast at, and the default.
     Bf16,
-    /// As bf16, but rows that meet MXFP4 weights are rounded to e4m3, a scale for every 32 values: matrix units take them at twice
-    /// the speed. Weights keep what they have.
+    /// As bf16, but rows that meet MXFP4 weights are rounded to e4m3, a scale for every 32 values, and so is what expanded latent
+    /// attention multiplies: matrix units take them at twice the speed. Weights keep what they have.
     Fp8,
     /// f32 factors; an eighth of the speed or less. For telling rounding from mistakes.
     F32,
@@ -40,7 +40,8 @@ pub enum Graphs {
 pub enum MlaPrefill {
     /// As everywhere: queries meet latent rows, so that a token's bits do not depend on how its prompt was cut. The default.
     Absorbed,
-    /// Keys and values per head are made first, a third of the products. Bits are others, so they depend on the cut.
+    /// Keys and values per head are made first, a third of the products. Bits are others, so they depend on the cut. With
+    /// [`Precision::Fp8`] the products are those of e4m3.
     Expanded,
 }
 

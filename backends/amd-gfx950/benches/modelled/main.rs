@@ -33,7 +33,10 @@ fn main() {
     };
     println!("{}", table::HEAD);
     let all = rows::all().into_iter().map(|row| (row, table::KERNELS));
-    let rows = all.chain(rows::expanded().into_iter().map(|row| (row, table::FORMS)));
+    let rows = all.chain(rows::expanded(&rows::CACHES, "").into_iter().map(|row| (row, table::FORMS)));
+    // Formats differ only where keys and values are made.
+    let expanded = rows::expanded(&rows::CACHES[1..], ", expanded");
+    let rows = rows.chain(expanded.into_iter().map(|row| (row, table::EXPANDED_FACTORS)));
     let rows = rows.chain(rows::quantised().into_iter().map(|row| (row, table::FACTORS)));
     for (row, sets) in rows.filter(|(row, _)| wanted(&row.title)) {
         match session.measure(&row, &sets) {

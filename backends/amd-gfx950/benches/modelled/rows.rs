@@ -119,10 +119,13 @@ fn mla_mix(cache: DType, requests: &[(u32, usize)]) -> Op {
         .value(&[HEADS, DIM])
 }
 
-/// Rows of `mla_prefill=expanded`, against the absorbed form.
-pub fn expanded() -> Vec<Row> {
+/// Formats of latent caches, and their names.
+pub const CACHES: [(&str, DType); 2] = [("bf16", DType::BF16), ("fp8", DType::F8E4M3)];
+
+/// Rows of long steps over such caches, their projections included; `what` ends their titles.
+pub fn expanded(caches: &[(&str, DType)], what: &str) -> Vec<Row> {
     let mut rows = Vec::new();
-    for (name, cache) in [("bf16", DType::BF16), ("fp8", DType::F8E4M3)] {
+    for (name, cache) in caches.iter().copied() {
         for (computed, tokens, title, published) in [
             (0, 4096, "MLA prefill 4,096, projections included", "3.8-5.1x"),
             (0, 8192, "MLA prefill 8,192, projections included", "3.8-5.1x"),
@@ -131,7 +134,7 @@ pub fn expanded() -> Vec<Row> {
             // Scores over 192 values, sums over 128, and 256 values of each position from 512.
             let macs = HEADS as f64 * (pairs(computed, tokens) * 320.0 + (computed + tokens) as f64 * 131_072.0);
             let make = move || mla_mix(cache, &[(computed as u32, tokens as usize)]);
-            rows.push(row(format!("{title}, {name}"), make, macs, false, 5, published));
+            rows.push(row(format!("{title}, {name}{what}"), make, macs, false, 5, published));
         }
     }
     rows

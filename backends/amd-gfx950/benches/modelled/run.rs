@@ -58,8 +58,10 @@ impl Session {
         }
         let hip = tokenspeed_amd_gfx950::hip::load().map_err(|e| e.to_string())?;
         let backend = load("amd-gfx950", &SearchPaths::only([])).map_err(|e| e.to_string())?;
-        let open = |option| backend.open(0, &[option]).map_err(|e| e.to_string());
-        let options = [("kernels", "best"), ("kernels", "portable"), ("mla_prefill", "expanded"), ("precision", "fp8")];
+        let open = |options: &[_]| backend.open(0, options).map_err(|e| e.to_string());
+        let (expanded, fp8) = (("mla_prefill", "expanded"), ("precision", "fp8"));
+        let options: [&[_]; 5] =
+            [&[("kernels", "best")], &[("kernels", "portable")], &[expanded], &[fp8], &[expanded, fp8]];
         let devices = options.into_iter().map(open).collect::<Result<_, _>>()?;
         std::fs::write(&log, "").map_err(|e| format!("{}: {e}", log.display()))?;
         Ok(Self { devices, _backend: backend, hip, log, listed, best })

@@ -22,6 +22,8 @@ pub struct Sets {
 pub const KERNELS: Sets = Sets { devices: [0, 1], names: ["best", "portable"] };
 /// Both forms of latent attention for long steps.
 pub const FORMS: Sets = Sets { devices: [2, 0], names: ["expanded", "absorbed"] };
+/// Both factors of expanded latent attention.
+pub const EXPANDED_FACTORS: Sets = Sets { devices: [4, 2], names: ["e4m3", "bf16"] };
 /// Both factors of dense products.
 pub const FACTORS: Sets = Sets { devices: [3, 0], names: ["e4m3", "bf16"] };
 

@@ -10,12 +10,13 @@ use tokenspeed_backend_api::{
     dtype::DType,
     op::OpKind,
     sdk::{Determinism, Fault, Support, Tensor},
+    support::Rounding,
 };
 
 use super::{
     BoundOp, OpEntry, Operand, gemm, int,
     mla::{PANEL, Projection, launch_project, plan_project},
-    mla_prefill::{self, Expanded},
+    mla_prefill::{self, Expanded, Factors},
     mla_split::{Shape, Split},
 };
 use crate::{
@@ -63,7 +64,7 @@ impl Sizes {
         let bytes = [row, rank].map(|n| ((tokens * heads * n * 4) as u64).next_multiple_of(256));
         let forms = settings.mla_prefill == MlaPrefill::Expanded && mla_prefill::fits(nope, values);
         let context = shape.pages.0 * shape.pages.1;
-        let expanded = if forms { Expanded::new(tokens, heads, context) } else { None };
+        let expanded = if forms { Expanded::new(tokens, heads, context, Factors::of(settings)) } else { None };
         Some(Self { split: Split::new(&shape, settings)?, values, nope, rope, bytes, forms, expanded })
     }
 }
@@ -76,8 +77,17 @@ fn support(op: &OpDesc, settings: &Settings) -> Support {
             "rows of 512 + 64 values in bf16 or e4m3, pages of a power of two, values by 64, bf16 factors",
         );
     };
-    let name = if sizes.forms { "mla_mix, bf16 factors, long requests expanded" } else { "mla_mix, bf16 factors" };
+    // Of a program that can hold none, no request is e4m3.
+    let e4m3 = sizes.expanded.is_some() && Factors::of(settings) == Factors::E4m3;
+    let name = match sizes.forms {
+        false => "mla_mix, bf16 factors",
+        true if e4m3 => "mla_mix, bf16 factors, long requests expanded in e4m3",
+        true => "mla_mix, bf16 factors, long requests expanded",
+    };
     let mut support = settings.rounded(Support::yes(name));
+    if e4m3 {
+        support.rounding = Rounding::Fp8;
+    }
     if sizes.forms {
         support.determinism = Determinism::RunToRun;
     }

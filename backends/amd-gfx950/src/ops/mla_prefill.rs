@@ -5,6 +5,9 @@
 //! Contexts are expanded [`POSITIONS`] at a time into bounded scratch; sums are carried from one round of launches to the next, which
 //! changes no bit. Rounds that a step does not need are not launched: an eager program knows its step's contexts.
 //!
+//! With `precision=fp8` what attention multiplies is e4m3, a scale for every 32 values ([`Factors`]): half the matrix cycles and bytes. Keys
+//! and values are made of bf16 factors in either case.
+//!
 //! Both forms round keys, values and sums at other places, so **their bits differ**, and which one a token takes depends on how its
 //! prompt was cut. The op claims no more than repeatability (`RunToRun`) then, and the option is off by default. A token's bits
 //! still depend on its own request's tokens and context alone, unless contexts beyond [`MOST`] positions meet in a step.
@@ -16,15 +19,13 @@ use tokenspeed_backend_api::sdk::{Fault, StepView};
 use super::{BoundOp, cache::pages, convert::format_name, float, gemm, int};
 use crate::{
     kernel::{Argument, Extent, Plan},
-    settings::GRAPH_TOKENS,
+    settings::{GRAPH_TOKENS, Precision, Settings},
 };
 
 /// Tokens from which on a request is expanded: more than a captured program holds.
 const LEAST: u32 = GRAPH_TOKENS + 1;
 /// Most positions of a step's contexts that are expanded: requests behind take the absorbed form.
 const MOST: u64 = 1 << 20;
-/// Most positions that scratch holds: 103 MB for twelve heads.
-const POSITIONS: u64 = 1 << 14;
 /// A context begins at a multiple of this, `ALIGN` of the kernels.
 const ALIGN: u64 = 128;
 /// Tokens of a tile.
@@ -33,12 +34,55 @@ const TILE: u32 = 256;
 const EACH: u64 = 256;
 /// Jobs along a grid's first axis; sampled counts see by that what work-groups share.
 const ROW: u64 = 16;
-/// Positions of a block of scratch, and bytes per block of 64 x 64 bf16 values.
-const BLOCK: u64 = 64;
-const BLOCK_BYTES: u64 = 2 * BLOCK * BLOCK;
+/// Values of a block of scratch, and scales of a block in e4m3.
+const BLOCK: u64 = 64 * 64;
+const SCALES: u64 = 256;
 /// Bytes per entry of the lists, and of the head.
 const ITEM_BYTES: u64 = 32;
 const HEAD_BYTES: u64 = 64;
+
+/// What attention multiplies: queries, keys, weights and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Factors {
+    /// bf16.
+    Bf16,
+    /// e4m3 with a scale for every 32 values that are summed over.
+    E4m3,
+}
+
+impl Factors {
+    pub(super) fn of(settings: &Settings) -> Self {
+        match settings.precision {
+            Precision::Fp8 => Self::E4m3,
+            Precision::Bf16 | Precision::F32 => Self::Bf16,
+        }
+    }
+
+    /// Most positions that scratch holds: 103 or 106 MB for twelve heads.
+    fn most(self) -> u64 {
+        match self {
+            Self::Bf16 => 1 << 14,
+            Self::E4m3 => 1 << 15,
+        }
+    }
+
+    /// Bytes of [`ALIGN`] positions of a head in scratch, and of what all heads share.
+    fn bytes(self) -> [u64; 2] {
+        let block = 2 * BLOCK;
+        match self {
+            Self::Bf16 => [8 * block, 2 * block],
+            Self::E4m3 => [4 * (block + SCALES), block + SCALES],
+        }
+    }
+
+    /// What begins the names of kernels.
+    fn prefix(self) -> &'static str {
+        match self {
+            Self::Bf16 => "mla_",
+            Self::E4m3 => "mla_e4m3_",
+        }
+    }
+}
 
 /// Whether a head's widths are those of the kernels: query values that meet its own keys, and values.
 pub(super) fn fits(nope: usize, values: usize) -> bool {
@@ -104,6 +148,7 @@ impl Expansion {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Expanded {
     heads: usize,
+    factors: Factors,
     /// Positions that scratch holds.
     size: u64,
     /// Rounds of launches that the longest step needs.
@@ -116,26 +161,26 @@ pub(super) struct Expanded {
 
 impl Expanded {
     /// For programs of at most `tokens` tokens and requests of at most `context` positions; `None` if no request can be long.
-    pub(super) fn new(tokens: usize, heads: usize, context: usize) -> Option<Self> {
+    pub(super) fn new(tokens: usize, heads: usize, context: usize, factors: Factors) -> Option<Self> {
         let tokens = tokens as u64;
         let long = tokens / u64::from(LEAST);
         if long == 0 {
             return None;
         }
         let most = (long * (context as u64).next_multiple_of(ALIGN)).min(MOST);
-        let size = most.min(POSITIONS);
-        let blocks = size / BLOCK * BLOCK_BYTES;
+        let size = most.min(factors.most());
+        let [own, shared] = factors.bytes().map(|bytes| size / ALIGN * bytes);
         let bytes = [
             tokens * 4,
             HEAD_BYTES + long * ITEM_BYTES,
             (tokens / u64::from(TILE) + long) * ITEM_BYTES,
             tokens * heads as u64 * 8,
-            heads as u64 * 4 * blocks,
-            blocks,
+            heads as u64 * own,
+            shared,
         ];
         let bytes = bytes.map(|b| b.next_multiple_of(256));
         let jobs = 2 * (tokens / u64::from(TILE) + long) * heads as u64;
-        Some(Self { heads, size, rounds: most.div_ceil(size), waves: jobs.div_ceil(EACH), bytes })
+        Some(Self { heads, factors, size, rounds: most.div_ceil(size), waves: jobs.div_ceil(EACH), bytes })
     }
 
     /// Scratch.
@@ -168,7 +213,8 @@ impl Expanded {
     pub(super) fn plan(&self, op: &BoundOp<'_>, base: u64, plan: &mut Plan<'_>) -> Result<(), Fault> {
         let [q, w, cache, table, gate, y] = op.operands else { unreachable!("checked") };
         let format = format_name(cache.tensor.dtype).expect("a cache format");
-        let expand = format!("mla_expand_{format}");
+        let prefix = self.factors.prefix();
+        let (expand, attend) = (format!("{prefix}expand_{format}"), format!("{prefix}prefill"));
         let heads = Extent::Fixed(self.heads as u32);
         let (_, ldw) = gemm::stored(&w.tensor);
         let [cache, table, width, block_tokens, ldc] = pages(cache, table);
@@ -214,7 +260,7 @@ impl Expanded {
                     ("scale", float(op.op.attrs().f[0] * std::f64::consts::LOG2_E)),
                 ];
                 let jobs = Extent::ExpandedJobs { from, size: self.size, wave, heads: self.heads as u64 };
-                plan.launch("mla_prefill", [Extent::Fixed(ROW as u32), jobs, Extent::ONE], &arguments)?;
+                plan.launch(&attend, [Extent::Fixed(ROW as u32), jobs, Extent::ONE], &arguments)?;
             }
         }
         Ok(())
@@ -229,13 +275,16 @@ mod tests {
 
     #[test]
     fn scratch_is_bounded_whatever_the_context() {
-        assert_eq!(Expanded::new(256, 12, 1 << 17), None);
-        let at = |context| Expanded::new(8192, 12, context).unwrap();
-        assert_eq!((at(1 << 17).size, at(1 << 17).rounds), (POSITIONS, MOST / POSITIONS));
-        assert_eq!(at(1 << 17).workspace_bytes(), at(1 << 22).workspace_bytes());
-        // One request of a small context: no more than its positions.
-        let small = Expanded::new(300, 2, 400).unwrap();
-        assert_eq!((small.size, small.rounds), (512, 1));
+        for (factors, positions) in [(Factors::Bf16, 1 << 14), (Factors::E4m3, 1 << 15)] {
+            assert_eq!(Expanded::new(256, 12, 1 << 17, factors), None);
+            let at = |context| Expanded::new(8192, 12, context, factors).unwrap();
+            assert_eq!((at(1 << 17).size, at(1 << 17).rounds), (positions, MOST / positions));
+            assert_eq!(at(1 << 17).workspace_bytes(), at(1 << 22).workspace_bytes());
+            assert!(at(1 << 17).bytes[4..].iter().sum::<u64>() < 110_000_000);
+            // One request of a small context: no more than its positions.
+            let small = Expanded::new(300, 2, 400, factors).unwrap();
+            assert_eq!((small.size, small.rounds), (512, 1));
+        }
     }
 
     #[test]

@@ -55,7 +55,7 @@ fn rounded(x: f64) -> f64 {
 
 /// A group as e4m3 with one scale, by the definition: the smallest power of two that brings all of it within 448, and 3 bits
 /// behind the first, from 2^-6 down to 2^-9 fewer.
-fn grouped(values: &[f64]) -> Vec<f64> {
+pub fn grouped(values: &[f64]) -> Vec<f64> {
     let groups = values.chunks(32).map(|group| {
         let peak = group.iter().fold(0f64, |p, v| p.max(v.abs()));
         let scale = (-126..128).map(|e| f64::from(e).exp2()).find(|s| peak / s <= 448.0).expect("finite");

@@ -14,6 +14,7 @@ mod kda_mix;
 mod linear;
 mod mla;
 mod mla_prefill;
+mod mla_rounded;
 mod moe_edges;
 mod mutation;
 mod probe;

@@ -340,3 +340,10 @@ latent_bugs! {
     a_long_requests_newest_key_is_masked: "k[None, None, None, :] <= last, parts" => "k[None, None, None, :] < last, parts",
         "NMSE";
 }
+
+latent_bugs! {
+    "mla_expand_e4m3.py", "mla_survey,mla_e4m3_expand_fp8,mla_e4m3_prefill", crate::mla_prefill::e4m3_rounds_agree;
+    /// The two scales of a block's row change places.
+    the_scale_of_the_group_beside: "return g * 128 +" => "return (1 - g) * 128 +",
+        "NMSE";
+}
