@@ -10,7 +10,6 @@ import triton
 import triton.language as tl
 
 import step as st
-from parts import of, place
 
 
 @triton.jit
@@ -55,11 +54,11 @@ def multiply(acc, px, pw, rows, columns, K, EXACT: tl.constexpr, BK: tl.constexp
 
 
 @triton.jit
-def linear(step, count_word, count_fixed, x, w, bias, y, N, K, ldx, ldw, ldy, EXACT: tl.constexpr, BIAS: tl.constexpr,
-           BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-    """y[M, N] = x[M, K] . w[N, K]^T (+ bias); grid (ceil(rows / BM), ceil(N / BN)).
+def linear(step, count_word, count_fixed, x, w, bias, y, N, K, ldx, ldw, ldy, biased, EXACT: tl.constexpr, BM: tl.constexpr,
+           BN: tl.constexpr, BK: tl.constexpr):
+    """y[M, N] = x[M, K] . w[N, K]^T, and plus bias where `biased` is 1, else it is not read; grid (ceil(rows / BM), ceil(N / BN)).
 
-    Factors are rounded to bf16, or with EXACT taken as f32; sums are f32. Without BIAS the pointer is not read.
+    Factors are rounded to bf16, or with EXACT taken as f32; sums are f32.
     """
     M = st.rows_of(step, count_word, count_fixed)
     if tl.program_id(0) * BM < M:
@@ -70,33 +69,7 @@ def linear(step, count_word, count_fixed, x, w, bias, y, N, K, ldx, ldw, ldy, EX
         pw = w + rn[None, :].to(tl.int64) * ldw + rk[:, None]
         acc = tl.zeros((BM, BN), tl.float32)
         acc = multiply(acc, px, pw, rm < M, rn < N, K, EXACT, BK)
-        if BIAS:
+        if biased == 1:
             acc += tl.load(bias + rn, mask=rn < N, other=0.0)[None, :]
-        po = y + rm[:, None].to(tl.int64) * ldy + rn[None, :]
-        tl.store(po, acc, mask=(rm[:, None] < M) & (rn[None, :] < N))
-
-
-@triton.jit
-def several(step, count_word, count_fixed, x, w0, w1, w2, w3, w4, w5, y0, y1, y2, y3, y4, y5, n0, n1, n2, n3, n4, n5, lw0, lw1, lw2,
-            lw3, lw4, lw5, ly0, ly1, ly2, ly3, ly4, ly5, K, ldx, EXACT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-    """yi[M, ni] = x[M, K] . wi[ni, K]^T, ni being 0 for those that are not there: a tile belongs to one of them, and has the bits that
-    `linear` gives it; grid (ceil(rows / BM), sum of ceil(ni / BN))."""
-    M = st.rows_of(step, count_word, count_fixed)
-    if tl.program_id(0) * BM < M:
-        tile = tl.program_id(1)
-        e0, e1, e2, e3, e4, start = place(tile, n0, n1, n2, n3, n4, BN)
-        N = of(tile, e0, e1, e2, e3, e4, n0, n1, n2, n3, n4, n5)
-        # What is chosen loses what is known of it: without the promises, weights come two bytes at a time.
-        w = tl.multiple_of(of(tile, e0, e1, e2, e3, e4, w0, w1, w2, w3, w4, w5), 16)
-        y = tl.multiple_of(of(tile, e0, e1, e2, e3, e4, y0, y1, y2, y3, y4, y5), 16)
-        ldw = tl.multiple_of(of(tile, e0, e1, e2, e3, e4, lw0, lw1, lw2, lw3, lw4, lw5), 16)
-        ldy = of(tile, e0, e1, e2, e3, e4, ly0, ly1, ly2, ly3, ly4, ly5)
-        rm = tl.program_id(0) * BM + tl.arange(0, BM)
-        rn = (tile - start) * BN + tl.arange(0, BN)
-        rk = tl.arange(0, BK)
-        px = x + rm[:, None].to(tl.int64) * ldx + rk[None, :]
-        pw = w + rn[None, :].to(tl.int64) * ldw + rk[:, None]
-        acc = tl.zeros((BM, BN), tl.float32)
-        acc = multiply(acc, px, pw, rm < M, rn < N, K, EXACT, BK)
         po = y + rm[:, None].to(tl.int64) * ldy + rn[None, :]
         tl.store(po, acc, mask=(rm[:, None] < M) & (rn[None, :] < N))

@@ -69,27 +69,26 @@ def product(x, w, rows, first, M, N, K, ldx, ldw, RING: gl.constexpr):
 
 
 @gluon.jit
-def finish(acc, bias, before, total, y, rows, first, M, N, ldb, ldt, ldy, keep, BIAS: gl.constexpr, ADD: gl.constexpr):
-    """Stores sums; with ADD also `before` plus them in `total`, and the sums themselves only if `keep` is 1."""
+def finish(acc, bias, before, total, y, rows, first, M, N, ldb, ldt, ldy, biased, add, keep):
+    """Stores sums where `keep` is 1, plus bias where `biased` is; where `add` is, also `before` plus them in `total`."""
     layout: gl.constexpr = acc.type.layout
     n = first + gl.arange(0, acc.shape[1], layout=gl.SliceLayout(0, layout))
-    m = rows + gl.arange(0, TILE, layout=gl.SliceLayout(1, layout))
+    m = rows + gl.arange(0, acc.shape[0], layout=gl.SliceLayout(1, layout))
     inside = (m < M)[:, None] & (n < N)[None, :]
-    if BIAS:
+    if biased == 1:
         acc = acc + gl.load(bias + n, mask=n < N, other=0.0)[None, :]
     wide = m.to(gl.int64)[:, None]
-    if ADD:
-        gl.store(y + wide * ldy + n[None, :], acc, mask=inside & (keep == 1))
+    if keep == 1:
+        gl.store(y + wide * ldy + n[None, :], acc, mask=inside)
+    if add == 1:
         old = gl.load(before + wide * ldb + n[None, :], mask=inside, other=0.0)
         gl.store(total + wide * ldt + n[None, :], old + acc, mask=inside)
-    else:
-        gl.store(y + wide * ldy + n[None, :], acc, mask=inside)
 
 
 @gluon.jit
-def linear(step, count_word, count_fixed, x, w, bias, before, total, y, N, K, ldx, ldw, ldb, ldt, ldy, keep, BIAS: gl.constexpr,
-           ADD: gl.constexpr, RING: gl.constexpr):
-    """y[M, N] = x[M, K] . w[N, K]^T (+ bias), factors rounded to bf16, and total = before + y; grid (ceil(rows / 16),
+def linear(step, count_word, count_fixed, x, w, bias, before, total, y, N, K, ldx, ldw, ldb, ldt, ldy, biased, add, keep,
+           RING: gl.constexpr):
+    """y[M, N] = x[M, K] . w[N, K]^T (+ bias), factors rounded to bf16, and total = before + y, as `finish` is told; grid (ceil(rows / 16),
     ceil(N / 16)), a wave each. K and leading dimensions are multiples of 16; 16 rows of either are smaller than 2 GiB. Pointers that
     are not asked for are not read."""
     M = gl.where(count_word == 0, count_fixed, gl.load(step + count_word))
@@ -97,7 +96,7 @@ def linear(step, count_word, count_fixed, x, w, bias, before, total, y, N, K, ld
     if rows < M:
         first = gl.program_id(1) * TILE
         acc = product(x, w, rows, first, M, N, K, ldx, ldw, RING)
-        finish(acc, bias, before, total, y, rows, first, M, N, ldb, ldt, ldy, keep, BIAS, ADD)
+        finish(acc, bias, before, total, y, rows, first, M, N, ldb, ldt, ldy, biased, add, keep)
 
 
 @gluon.jit
@@ -117,4 +116,4 @@ def several(step, count_word, count_fixed, x, w0, w1, w2, w3, w4, w5, y0, y1, y2
         ldy = of(tile, e0, e1, e2, e3, e4, ly0, ly1, ly2, ly3, ly4, ly5)
         first = (tile - start) * TILE
         acc = product(x, w, rows, first, M, N, K, ldx, ldw, RING)
-        finish(acc, y, y, y, y, rows, first, M, N, ldy, ldy, ldy, 1, False, False)
+        finish(acc, y, y, y, y, rows, first, M, N, ldy, ldy, ldy, 0, 0, 1)

@@ -119,8 +119,8 @@ def product(x, xs, w, rows, first, M, N, K, KP, ldx, ROUNDED: gl.constexpr, RING
 
 
 @gluon.jit
-def few(step, count_word, count_fixed, x, xs, w, bias, before, total, y, N, K, KP, ldx, ldb, ldt, ldy, keep, BIAS: gl.constexpr,
-        ADD: gl.constexpr, ROUNDED: gl.constexpr, RING: gl.constexpr):
+def few(step, count_word, count_fixed, x, xs, w, bias, before, total, y, N, K, KP, ldx, ldb, ldt, ldy, biased, add, keep,
+        ROUNDED: gl.constexpr, RING: gl.constexpr):
     """y[M, N] = x[M, K] . w[N, K]^T (+ bias), and total = before + y as in `gemm_few.linear`; grid (ceil(rows / 16), ceil(N / 16)),
     a wave each. K is a multiple of 32, KP of 128; a weight is smaller than 2 GiB. Scales xs are of rows that are e4m3 already."""
     M = gl.where(count_word == 0, count_fixed, gl.load(step + count_word))
@@ -128,7 +128,7 @@ def few(step, count_word, count_fixed, x, xs, w, bias, before, total, y, N, K, K
     if rows < M:
         first = gl.program_id(1) * ROWS
         acc = product(x, xs, w, rows, first, M, N, K, KP, ldx, ROUNDED, RING)
-        gemm_few.finish(acc, bias, before, total, y, rows, first, M, N, ldb, ldt, ldy, keep, BIAS, ADD)
+        gemm_few.finish(acc, bias, before, total, y, rows, first, M, N, ldb, ldt, ldy, biased, add, keep)
 
 
 @gluon.jit
@@ -146,7 +146,7 @@ def several(step, count_word, count_fixed, x, xs, w0, w1, w2, w3, w4, w5, y0, y1
         ldy = of(tile, e0, e1, e2, e3, e4, ly0, ly1, ly2, ly3, ly4, ly5)
         first = (tile - start) * ROWS
         acc = product(x, xs, w, rows, first, M, N, K, KP, ldx, ROUNDED, RING)
-        gemm_few.finish(acc, y, y, y, y, rows, first, M, N, ldy, ldy, ldy, 1, False, False)
+        gemm_few.finish(acc, y, y, y, y, rows, first, M, N, ldy, ldy, ldy, 0, 0, 1)
 
 
 @gluon.jit
@@ -222,8 +222,8 @@ def sums(x, xs, w, lds, rows, first, M, N, K, KP, BM: gl.constexpr, BN: gl.const
 
 
 @gluon.jit
-def many(step, count_word, count_fixed, x, xs, w, bias, y, N, K, KP, ldy, BIAS: gl.constexpr, BM: gl.constexpr,
-         BN: gl.constexpr, RING: gl.constexpr):
+def many(step, count_word, count_fixed, x, xs, w, bias, y, N, K, KP, ldy, biased, BM: gl.constexpr, BN: gl.constexpr,
+         RING: gl.constexpr):
     """The same of rows x [M, K] in e4m3 with scales xs [M, K / 32]; grid (ceil(rows / BM), ceil(N / BN)), BM a multiple of 32, BN
     of 16 per wave."""
     M = gl.where(count_word == 0, count_fixed, gl.load(step + count_word))
@@ -231,18 +231,18 @@ def many(step, count_word, count_fixed, x, xs, w, bias, y, N, K, KP, ldy, BIAS: 
     if rows < M:
         first = gl.program_id(1) * BN
         accs = sums(x, xs, w, buffers(BM), rows, first, M, N, K, KP, BM, BN, RING)
-        store(accs, w, bias, y, rows, first, M, N, KP, ldy, BIAS, BM, BN)
+        store(accs, w, bias, y, rows, first, M, N, KP, ldy, biased, BM, BN)
 
 
 @gluon.jit
-def store(accs, w, bias, y, rows, first, M, N, KP, ldy, BIAS: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr):
-    """Stores what `sums` made, scaled."""
+def store(accs, w, bias, y, rows, first, M, N, KP, ldy, biased, BM: gl.constexpr, BN: gl.constexpr):
+    """Stores what `sums` made, scaled, and plus bias where `biased` is 1."""
     mfma: gl.constexpr = mfma_of(gl.num_warps())
     for i in gl.static_range(BM // 32):
         acc = scaled(accs[i], w, first, N, KP, BN)
         n = first + gl.arange(0, BN, layout=gl.SliceLayout(0, mfma))
         m = rows + i * 32 + gl.arange(0, 32, layout=gl.SliceLayout(1, mfma))
-        if BIAS:
+        if biased == 1:
             acc = acc + gl.load(bias + n, mask=n < N, other=0.0)[None, :]
         gl.store(y + m.to(gl.int64)[:, None] * ldy + n[None, :], acc, mask=(m < M)[:, None] & (n < N)[None, :])
 
@@ -262,4 +262,4 @@ def several_many(step, count_word, count_fixed, x, xs, w0, w1, w2, w3, w4, w5, y
         ldy = of(tile, e0, e1, e2, e3, e4, ly0, ly1, ly2, ly3, ly4, ly5)
         first = (tile - start) * BN
         accs = sums(x, xs, w, buffers(BM), rows, first, M, N, K, KP, BM, BN, RING)
-        store(accs, w, y, y, rows, first, M, N, KP, ldy, False, BM, BN)
+        store(accs, w, y, y, rows, first, M, N, KP, ldy, 0, BM, BN)

@@ -40,7 +40,7 @@ def into(step, count_word, count_fixed, x, xq, xs, router, down, gate, up, logit
         if (tile >= gates) & (tile < routers):
             e = (tile - gates) * ROWS
             scores = gemm_few.product(x, router, rows, e, M, E, K, ldx, ldr, RING)
-            gemm_few.finish(scores, logits, logits, logits, logits, rows, e, M, E, ldl, ldl, ldl, 1, False, False)
+            gemm_few.finish(scores, logits, logits, logits, logits, rows, e, M, E, ldl, ldl, ldl, 0, 0, 1)
         else:
             gated = tile < gates
             first = gl.where(gated, tile, tile - routers) * ROWS
@@ -53,7 +53,7 @@ def into(step, count_word, count_fixed, x, xq, xs, router, down, gate, up, logit
                 acc = situ(acc, ups, beta, linear)
             y = gl.multiple_of(gl.where(gated, h, z), 16)
             ldy = gl.where(gated, ldh, ldz)
-            gemm_few.finish(acc, y, y, y, y, rows, first, M, N, ldy, ldy, ldy, 1, False, False)
+            gemm_few.finish(acc, y, y, y, y, rows, first, M, N, ldy, ldy, ldy, 0, 0, 1)
 
 
 @gluon.jit
@@ -73,7 +73,7 @@ def into_many(step, count_word, count_fixed, x, xq, xs, router, down, gate, up, 
             m = rows + (tile - gates) % (BM // ROWS) * ROWS
             e = (tile - gates) // (BM // ROWS) * BN
             scores = gemm_few.product(x, router, m, e, M, E, K, ldx, ldr, 2 * RING)
-            gemm_few.finish(scores, logits, logits, logits, logits, m, e, M, E, ldl, ldl, ldl, 1, False, False)
+            gemm_few.finish(scores, logits, logits, logits, logits, m, e, M, E, ldl, ldl, ldl, 0, 0, 1)
         else:
             columns(xq, xs, down, gate, up, z, h, rows, tile < gates, gl.where(tile < gates, tile, tile - routers) * BN, M, L, S, K, KP,
                     ldz, ldh, beta, linear, BM, BN, RING)

@@ -14,6 +14,7 @@ import fp8
 import gemm
 import gemm_few
 import gemm_fp8
+import gemm_many
 import headnorm
 import kda
 import kda_chunk
@@ -45,6 +46,8 @@ STEP, TABLE, FLOAT = "*i32", "*i32", "fp32"
 PLAIN = {"f32": F32, "bf16": BF16, "f16": F16, "fp8": FP8}
 # The two arguments of `rows_of`, behind `step`.
 COUNT = [STEP, I32, I32]
+# Tiles of products of 17 to 256 rows, a wave for 16 columns; `ops/gemm_many.rs` chooses.
+MANY = ((32, 32), (32, 64), (64, 64))
 
 
 def variant(group, name, fn, types, constants, grid, divisible, warps=4, **options):
@@ -203,69 +206,65 @@ def caches():
 
 
 def linears():
-    # One order of K for all tiles: BK and the instruction are the same.
-    for bias in (False, True):
-        # Narrow tiles are for weights with too few rows to fill a device with wide ones.
-        for w, exact, tiles in (("bf16", False, ((16, 16, 64), (16, 64, 64), (64, 16, 64), (64, 64, 64), (128, 128, 64))),
-                                ("bf16", True, ((16, 64, 32), (64, 64, 32))), ("f32", True, ((16, 64, 32), (64, 64, 32)))):
-            for bm, bn, bk in tiles:
-                name = f"linear_{w}_{'f32' if exact else 'bf16'}_{bm}x{bn}" + ("_bias" if bias else "")
-                yield from promised(
-                    name, gemm.linear, [*COUNT, F32, PLAIN[w], F32, F32] + [I32] * 5,
-                    {"EXACT": exact, "BIAS": bias, "BM": bm, "BN": bn, "BK": bk}, ["ceil(rows/BM)", "ceil(N/BN)", "1"],
-                    ["x", "w", "y", "K", "ldx", "ldw", "ldy"], warps=1 if bm == bn == 16 else 8 if bm == 128 else 4,
-                    matrix_instr_nonkdim=16)
-
-
-    # A wave each; the same bits as above.
-    for suffix, bias, add in (("", False, False), ("_bias", True, False), ("_add", False, True)):
-        constants = {"BIAS": bias, "ADD": add}
-        yield variant("shipped", f"linear_few{suffix}", gemm_few.linear, [*COUNT, F32, BF16, *[F32] * 4] + [I32] * 8,
-                      {**constants, "RING": 4}, ["ceil(rows/16)", "ceil(N/16)", "1"], ["x", "w", "K", "ldx", "ldw"], warps=1)
-        for form, x, done in (("", F32, False), ("_rounded", FP8, True)):
-            yield variant("shipped", f"linear_fp8_few{form}{suffix}", gemm_fp8.few, [*COUNT, x, U8, FP8, *[F32] * 4] + [I32] * 8,
-                          {**constants, "ROUNDED": done, "RING": 4 if done else 3}, ["ceil(rows/16)", "ceil(N/16)", "1"],
-                          ["x", "w", "K", "KP", "ldx"], warps=1)
-    grid = ["ceil(rows/16)", "sum(ceil(ni/16))", "1"]
+    # One order of K for all tiles: BK and the instruction are the same. Narrow tiles are for weights with too few rows to fill a device
+    # with wide ones.
+    for w, exact, tiles in (("bf16", False, ((16, 16, 64), (16, 64, 64), (64, 64, 64), (128, 128, 64))),
+                            ("bf16", True, ((16, 64, 32), (64, 64, 32))), ("f32", True, ((16, 64, 32), (64, 64, 32)))):
+        for bm, bn, bk in tiles:
+            yield from promised(f"linear_{w}_{'f32' if exact else 'bf16'}_{bm}x{bn}", gemm.linear, [*COUNT, F32, PLAIN[w], F32, F32] + [I32] * 6,
+                                {"EXACT": exact, "BM": bm, "BN": bn, "BK": bk}, ["ceil(rows/BM)", "ceil(N/BN)", "1"],
+                                ["x", "w", "y", "K", "ldx", "ldw", "ldy"], warps=1 if bm == bn == 16 else 8 if bm == 128 else 4,
+                                matrix_instr_nonkdim=16)
+    # A wave per 16 columns; the same bits as above.
+    single, parts = [*COUNT, F32, BF16, *[F32] * 4] + [I32] * 10, [*COUNT, F32, *[BF16] * 6, *[F32] * 6] + [I32] * 20
     outs = [f"y{i}" for i in range(6)]
-    yield variant("shipped", "linear_few_several", gemm_few.several, [*COUNT, F32, *[BF16] * 6, *[F32] * 6] + [I32] * 20,
-                  {"RING": 4}, grid, ["x", *[f"{k}{i}" for k in ("w", "lw") for i in range(6)], *outs, "K", "ldx"], warps=1)
-    for form, x, done in (("", F32, False), ("_rounded", FP8, True)):
-        yield variant("shipped", f"linear_fp8_several{form}", gemm_fp8.several, [*COUNT, x, U8, *[FP8] * 6, *[F32] * 6] + [I32] * 15,
-                      {"ROUNDED": done, "RING": 4 if done else 3}, grid,
-                      ["x", *[f"w{i}" for i in range(6)], *outs, "K", "KP", "ldx"], warps=1)
-    # The same for larger programs, in the tiles that single products have there.
     weights = [f"{k}{i}" for k in ("w", "lw") for i in range(6)]
-    for bm, bn in ((64, 16), (64, 64)):
-        yield variant("shipped", f"linear_several_bf16_bf16_{bm}x{bn}", gemm.several,
-                      [*COUNT, F32, *[BF16] * 6, *[F32] * 6] + [I32] * 20, {"EXACT": False, "BM": bm, "BN": bn, "BK": 64},
-                      ["ceil(rows/BM)", "sum(ceil(ni/BN))", "1"], ["x", *weights, *outs, "K", "ldx"], matrix_instr_nonkdim=16)
+    grid = ["ceil(rows/16)", "sum(ceil(ni/16))", "1"]
+    yield variant("shipped", "linear_few", gemm_few.linear, single, {"RING": 4}, ["ceil(rows/16)", "ceil(N/16)", "1"],
+                  ["x", "w", "K", "ldx", "ldw"], warps=1)
+    yield variant("shipped", "linear_few_several", gemm_few.several, parts, {"RING": 4}, grid, ["x", *weights, *outs, "K", "ldx"], warps=1)
+    for bm, bn in MANY:
+        constants, warps = {"BM": bm, "BN": bn, "RING": 4}, bn // 16
+        yield variant("shipped", f"linear_many_{bm}x{bn}", gemm_many.linear, single, constants,
+                      ["ceil(rows/BM)", "8*ceil(ceil(N/BN)/8)", "1"], ["x", "w", "K", "ldx", "ldw"], warps=warps)
+        yield variant("shipped", f"linear_many_several_{bm}x{bn}", gemm_many.several, parts, constants,
+                      ["ceil(rows/BM)", "8*ceil(sum(ceil(ni/BN))/8)", "1"], ["x", *weights, *outs, "K", "ldx"], warps=warps)
+    for form, x, done in (("", F32, False), ("_rounded", FP8, True)):
+        constants = {"ROUNDED": done, "RING": 4 if done else 3}
+        yield variant("shipped", f"linear_fp8_few{form}", gemm_fp8.few, [*COUNT, x, U8, FP8, *[F32] * 4] + [I32] * 10, constants,
+                      ["ceil(rows/16)", "ceil(N/16)", "1"], ["x", "w", "K", "KP", "ldx"], warps=1)
+        yield variant("shipped", f"linear_fp8_several{form}", gemm_fp8.several, [*COUNT, x, U8, *[FP8] * 6, *[F32] * 6] + [I32] * 15,
+                      constants, grid, ["x", *[f"w{i}" for i in range(6)], *outs, "K", "KP", "ldx"], warps=1)
     yield variant("shipped", "linear_fp8_several_64x32", gemm_fp8.several_many,
                   [*COUNT, FP8, U8, *[FP8] * 6, *[F32] * 6] + [I32] * 14, {"BM": 64, "BN": 32, "RING": 2},
                   ["ceil(rows/BM)", "sum(ceil(ni/BN))", "1"], ["x", *[f"w{i}" for i in range(6)], *outs, "K", "KP"], warps=2)
-    for bias in (False, True):
-        for bm, bn, warps in ((64, 32, 2), (128, 128, 4)):
-            yield variant("shipped", f"linear_fp8_{bm}x{bn}{'_bias' if bias else ''}", gemm_fp8.many,
-                          [*COUNT, FP8, U8, FP8, F32, F32] + [I32] * 4, {"BIAS": bias, "BM": bm, "BN": bn, "RING": 2},
-                          ["ceil(rows/BM)", "ceil(N/BN)", "1"], ["x", "w", "K", "KP"], warps=warps)
+    for bm, bn, warps in ((64, 32, 2), (128, 128, 4)):
+        yield variant("shipped", f"linear_fp8_{bm}x{bn}", gemm_fp8.many, [*COUNT, FP8, U8, FP8, F32, F32] + [I32] * 5,
+                      {"BM": bm, "BN": bn, "RING": 2}, ["ceil(rows/BM)", "ceil(N/BN)", "1"], ["x", "w", "K", "KP"], warps=warps)
 
 
 def moe_edge_products():
-    # `situ` without contraction, so that it has the bits of `situ_mul` whatever its operands come from. Tiles, formats and the order of K are those of `linears`. No ragged siblings: their masks spill scalar registers.
-    for w, exact, tiles in (("bf16", False, ((16, 16, 64), (16, 64, 64), (64, 16, 64), (64, 64, 64), (128, 128, 64))),
+    # `situ` without contraction, so that it has the bits of `situ_mul` whatever its operands come from. Tiles, formats and the order of K are
+    # those of `linears`. No ragged siblings: their masks spill scalar registers.
+    for w, exact, tiles in (("bf16", False, ((16, 16, 64), (16, 64, 64), *((*tile, 0) for tile in MANY), (128, 128, 64))),
                             ("bf16", True, ((16, 64, 32), (64, 64, 32))), ("f32", True, ((16, 64, 32), (64, 64, 32)))):
         for bm, bn, bk in tiles:
             form = f"{w}_{'f32' if exact else 'bf16'}_{bm}x{bn}"
-            constants = {"EXACT": exact, "BM": bm, "BN": bn, "BK": bk}
-            options = {"warps": 1 if bm == bn == 16 else 8 if bm == 128 else 4, "matrix_instr_nonkdim": 16}
-            yield variant("shipped", f"moe_input_{form}", moe_edges.into,
+            if bk:
+                edges, constants = moe_edges, {"EXACT": exact, "BM": bm, "BN": bn, "BK": bk}
+                options = {"warps": 1 if bm == bn == 16 else 8 if bm == 128 else 4, "matrix_instr_nonkdim": 16}
+                whole = lambda columns: columns
+            else:
+                edges, constants, options = gemm_many, {"BM": bm, "BN": bn, "RING": 4}, {"warps": bn // 16}
+                whole = lambda columns: f"8*ceil(({columns})/8)"
+            yield variant("shipped", f"moe_input_{form}", edges.into,
                           [*COUNT, F32, *[PLAIN[w]] * 4, F32, F32, F32] + [I32] * 12 + [FLOAT, FLOAT], constants,
-                          ["ceil(rows/BM)", "ceil(E/BN) + ceil(L/BN) + ceil(2*S/BN)", "1"],
+                          ["ceil(rows/BM)", whole("ceil(E/BN) + ceil(L/BN) + ceil(2*S/BN)"), "1"],
                           ["x", "router", "down", "gate", "up", "logits", "z", "h", "L", "S", "K", "ldx", "ldr", "ldd", "ldg", "ldu", "ldz",
                            "ldh"], **options, **EXACTLY)
-            yield variant("shipped", f"moe_output_{form}", moe_edges.out,
+            yield variant("shipped", f"moe_output_{form}", edges.out,
                           [*COUNT, F32, F32, PLAIN[w], F32, PLAIN[w], F32, F32] + [I32] * 10 + [FLOAT], constants,
-                          ["ceil(rows/BM)", "ceil(N/BN)", "1"],
+                          ["ceil(rows/BM)", whole("ceil(N/BN)"), "1"],
                           ["r", "norm", "up", "h", "down", "residual", "y", "N", "L", "S", "ldr", "ldu", "ldh", "ldd", "lde", "ldy"],
                           **options)
 

@@ -78,9 +78,9 @@ pub(super) fn stored(t: &Tensor) -> (&'static str, usize) {
     }
 }
 
-/// Tiles of 64 columns below which narrow ones are quicker, by count (`benches/modelled`): fewer work-groups than compute units do
-/// not read weights at the full rate, but narrow tiles fetch rows four times as often, which tells where there are many.
-const FEW: [(u32, usize); 2] = [(16, 256), (64, 64)];
+/// Tiles of 16 rows and 64 columns below which narrow ones are quicker, by count (`benches/modelled`): fewer work-groups than compute
+/// units do not read weights at the full rate.
+const FEW: usize = 256;
 /// Columns of a narrow tile.
 const NARROW: u32 = 16;
 
@@ -91,7 +91,7 @@ pub(super) fn tile(op: &BoundOp<'_>, x: &Operand, n: usize, format: &str) -> (u3
         (17..=256, _) | (_, true) => (64, 64),
         _ => (128, 128),
     };
-    let few = FEW.iter().any(|(rows, tiles)| *rows == bm && n.div_ceil(bn as usize) < *tiles);
+    let few = bm == 16 && n.div_ceil(bn as usize) < FEW;
     (bm, if few && format == "bf16" && !op.settings.exact() { NARROW } else { bn })
 }
 
@@ -116,7 +116,7 @@ pub(super) fn multiply(
     let (format, ldw) = stored(&w.tensor);
     let factors = op.settings.factors();
     let (bm, bn) = tile(op, x, n, format);
-    let kernel = format!("linear_{format}_{factors}_{bm}x{bn}{}", if bias.is_some() { "_bias" } else { "" });
+    let kernel = format!("linear_{format}_{factors}_{bm}x{bn}");
     let arguments = [
         op.step(),
         word,
@@ -130,6 +130,7 @@ pub(super) fn multiply(
         ("ldx", x.stride()),
         ("ldw", int(ldw)),
         ("ldy", y.stride()),
+        ("biased", int(usize::from(bias.is_some()))),
     ];
     Ok(plan.launch(&kernel, [x.rows(bm), Extent::Fixed(n.div_ceil(bn as usize) as u32), Extent::ONE], &arguments)?)
 }

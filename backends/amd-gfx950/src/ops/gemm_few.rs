@@ -1,10 +1,10 @@
-//! Products of programs of at most 16 tokens (`kernels/gemm_few.py`, `few` and `several` of `kernels/gemm_fp8.py`), and which of them
-//! share a launch, there and in programs of up to 256 tokens (`several` of `kernels/gemm.py`).
+//! Products of programs of at most 16 tokens (`kernels/gemm_few.py`, `few` and `several` of `kernels/gemm_fp8.py`) and of up to 256
+//! (`kernels/gemm_many.py`), and which of them share a launch.
 //!
 //! A decoding step has many products of one input: q, k, v and the gates of an attention layer, gate and up of an MLP. Alone, each has
 //! too few tiles to draw on all of the memory, and costs a launch. Neighbours in a program that read the same rows are one
-//! launch here, up to six weights at a time; of at most 16 tokens a product and the addition behind it are one as well. Weights stay where they are, bits
-//! are those of single launches.
+//! launch here, up to six weights at a time; a product and the addition behind it are one as well, but for quantised ones of more than 16 tokens.
+//! Weights stay where they are, bits are those of single launches.
 //!
 //! It is decided over a program's addresses, so no graph has to know of it. Rejected: an op of the catalogue for several products. Which
 //! products share an input is a matter of the model's graph, how many share a launch one of the device, and every backend would have to
@@ -12,13 +12,11 @@
 
 use tokenspeed_backend_api::{op::OpKind, sdk::Fault};
 
-use super::{BoundOp, Operand, gemm, gemm_fp8, int};
+use super::{BoundOp, Operand, gemm, gemm_fp8, gemm_many, int};
 use crate::kernel::{Argument, Extent, Plan};
 
 /// Most tokens of a program: rows of a tile. Also its columns.
 pub(super) const TILE: usize = 16;
-/// Most tokens of a program whose products share launches: with more, each fills the device.
-const MOST: usize = 256;
 /// Weights per launch, the kernels' parts.
 const PARTS: usize = 6;
 /// Most tokens of a program for whose products narrow tiles are best however many there are: with more, the rows that tiles fetch
@@ -76,7 +74,7 @@ fn same(a: &Operand, b: &Operand) -> bool {
 impl Product {
     fn of(op: &BoundOp<'_>) -> Option<Self> {
         let gemm = op.op.kind() == OpKind::Gemm && op.settings.specialised() && !op.settings.exact();
-        if !gemm || op.capacity(&op.operands[0]) as usize > MOST {
+        if !gemm || op.capacity(&op.operands[0]) > gemm_many::MOST {
             return None;
         }
         let bias = (op.op.attrs().i[0] == 1).then(|| op.operands[2]);
@@ -163,18 +161,18 @@ fn launch(
 
 /// A launch for one product.
 fn alone(op: &BoundOp<'_>, plan: &mut Plan<'_>, p: &Product, add: Option<&Addition>) -> Result<bool, Fault> {
-    if !p.few(op) {
-        return Ok(false);
-    }
-    let suffix = match (p.bias.is_some(), add.is_some()) {
-        (true, true) => return Ok(false),
+    let tokens = op.capacity(&p.x);
+    let (kernel, rows, tiles) = match (p.few(op), p.fp8) {
+        (false, true) => return Ok(false),
+        (false, false) => {
+            let (rows, columns) = gemm_many::tile(tokens, p.rows());
+            let tiles = gemm_many::columns(p.tiles(columns as usize));
+            (format!("linear_many_{rows}x{columns}"), rows, tiles)
+        }
         // `gemm` fetches rows as they lie.
-        (_, false) if !p.fp8 && op.capacity(&p.x) as usize > LEAST && p.tiles(TILE) > TILES => return Ok(false),
-        (true, false) => "_bias",
-        (false, true) => "_add",
-        (false, false) => "",
+        (true, false) if add.is_none() && tokens as usize > LEAST && p.tiles(TILE) > TILES => return Ok(false),
+        (true, _) => (p.family(op, "few"), TILE as u32, p.tiles(TILE)),
     };
-    let kernel = p.family(op, "few") + suffix;
     let (before, total) = add.map_or((p.y, p.y), |a| (a.before, a.total));
     let mut arguments = p.input(op);
     arguments.extend([
@@ -187,12 +185,14 @@ fn alone(op: &BoundOp<'_>, plan: &mut Plan<'_>, p: &Product, add: Option<&Additi
         ("ldb", before.stride()),
         ("ldt", total.stride()),
         ("ldy", p.y.stride()),
+        ("biased", int(usize::from(p.bias.is_some()))),
+        ("add", int(usize::from(add.is_some()))),
         ("keep", int(usize::from(add.is_none_or(|a| !same(&a.total, &p.y))))),
     ]);
     if !p.fp8 {
         arguments.push(("ldw", int(p.ldw())));
     }
-    launch(op, plan, &kernel, (p, TILE as u32, p.tiles(TILE)), &arguments)
+    launch(op, plan, &kernel, (p, rows, tiles), &arguments)
 }
 
 /// Names of the arguments of one of several products.
@@ -207,7 +207,7 @@ const NAMES: [[&str; PARTS]; 5] = [
 /// A launch for up to [`PARTS`] products of one input and one format.
 fn side_by_side(op: &BoundOp<'_>, plan: &mut Plan<'_>, parts: &[Product]) -> Result<bool, Fault> {
     let first = &parts[0];
-    if parts.len() == 1 && first.few(op) {
+    if parts.len() == 1 && (first.few(op) || !first.fp8) {
         return alone(op, plan, first, None);
     }
     let mut arguments = first.input(op);
@@ -226,11 +226,12 @@ fn side_by_side(op: &BoundOp<'_>, plan: &mut Plan<'_>, parts: &[Product]) -> Res
         }
         (false, false) => {
             let all = parts.iter().map(Product::rows).sum();
-            let (rows, columns) = gemm::tile(op, &first.x, all, "bf16");
-            (format!("linear_several_bf16_bf16_{rows}x{columns}"), rows, columns)
+            let (rows, columns) = gemm_many::tile(op.capacity(&first.x), all);
+            (format!("linear_many_several_{rows}x{columns}"), rows, columns)
         }
     };
     let tiles = parts.iter().map(|p| p.tiles(columns as usize)).sum();
+    let tiles = if first.few(op) || first.fp8 { tiles } else { gemm_many::columns(tiles) };
     launch(op, plan, &kernel, (first, rows, tiles), &arguments)
 }
 

@@ -189,9 +189,9 @@ pub(super) fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
         ("K", int(shape.k)),
         ("KP", int(shape.padded())),
         ("ldy", y.stride()),
+        ("biased", int(usize::from(bias.is_some()))),
     ];
     let common = [&step[..], &common].concat();
-    let suffix = if bias.is_some() { "_bias" } else { "" };
     if tokens <= gemm_few::TILE {
         return Err(Fault::internal("rows of a quantised product are not whole vectors"));
     }
@@ -200,7 +200,7 @@ pub(super) fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let (bm, bn) = tile(tokens);
     let arguments = [&common[..], &[("x", rows), ("xs", scales)]].concat();
     let columns = Extent::Fixed(shape.n.div_ceil(bn as usize) as u32);
-    Ok(plan.launch(&format!("linear_fp8_{bm}x{bn}{suffix}"), [x.rows(bm), columns, Extent::ONE], &arguments)?)
+    Ok(plan.launch(&format!("linear_fp8_{bm}x{bn}"), [x.rows(bm), columns, Extent::ONE], &arguments)?)
 }
 
 #[cfg(test)]

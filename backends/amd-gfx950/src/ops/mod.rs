@@ -13,6 +13,7 @@ mod experts;
 mod gemm;
 mod gemm_few;
 mod gemm_fp8;
+mod gemm_many;
 mod head_norm;
 mod kda;
 mod kda_chunk;

@@ -10,7 +10,7 @@ use tokenspeed_backend_api::{
     sdk::{Fault, OpView, Support},
 };
 
-use super::{BoundOp, OpEntry, Operand, float, gemm, int, moe_edges_fp8};
+use super::{BoundOp, OpEntry, Operand, float, gemm, gemm_few, gemm_many, int, moe_edges_fp8};
 use crate::{
     kernel::{Argument, Extent, Plan},
     settings::Settings,
@@ -67,11 +67,22 @@ fn pack(op: &OpView<'_>, operand: usize, source: &[u8], settings: &Settings) -> 
     }
 }
 
-/// The kernel's variant for `n` rows of matrices like `w` and a program, and its tile: rows and columns.
-fn variant(op: &BoundOp<'_>, name: &str, w: &Operand, n: usize, rows: &Operand) -> (String, u32, u32) {
+/// The launch of a kernel for a program's rows and matrices like `w`, each of so many columns of results.
+fn launch(
+    op: &BoundOp<'_>,
+    plan: &mut Plan<'_>,
+    (name, w, rows): (&str, &Operand, &Operand),
+    columns: &[usize],
+    arguments: &[(&str, Argument)],
+) -> Result<(), Fault> {
     let (format, _) = gemm::stored(&w.tensor);
-    let (bm, bn) = gemm::tile(op, rows, n, format);
-    (format!("{name}_{format}_{}_{bm}x{bn}", op.settings.factors()), bm, bn)
+    let (tokens, n) = (op.capacity(rows), columns.iter().sum());
+    let many = !op.settings.exact() && tokens as usize > gemm_few::TILE && tokens <= gemm_many::MOST;
+    let (bm, bn) = if many { gemm_many::tile(tokens, n) } else { gemm::tile(op, rows, n, format) };
+    let tiles = columns.iter().map(|n| n.div_ceil(bn as usize)).sum();
+    let tiles = if many { gemm_many::columns(tiles) } else { tiles };
+    let kernel = format!("{name}_{format}_{}_{bm}x{bn}", op.settings.factors());
+    Ok(plan.launch(&kernel, [rows.rows(bm), Extent::Fixed(tiles as u32), Extent::ONE], arguments)?)
 }
 
 /// Values between rows of a matrix.
@@ -117,11 +128,9 @@ fn plan_input(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
         return moe_edges_fp8::plan_input(op, plan);
     }
     let [experts, latent, width] = [router, down, gate].map(|w| w.tensor.dims[0]);
-    let (kernel, bm, bn) = variant(op, "moe_input", router, experts + latent + 2 * width, x);
-    let tiles: usize = [experts, latent, 2 * width].map(|n| n.div_ceil(bn as usize)).iter().sum();
     let strides = [("ldd", ld(down)), ("ldg", ld(gate)), ("ldu", ld(up))];
     let arguments = [&input_arguments(op)[..], &strides].concat();
-    Ok(plan.launch(&kernel, [x.rows(bm), Extent::Fixed(tiles as u32), Extent::ONE], &arguments)?)
+    launch(op, plan, ("moe_input", router, x), &[experts, latent, 2 * width], &arguments)
 }
 
 fn plan_output(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
@@ -134,7 +143,6 @@ fn plan_output(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let residual = if add { &rest[0] } else { y };
     let [word, fixed] = r.count();
     let columns = up.tensor.dims[0];
-    let (kernel, bm, bn) = variant(op, "moe_output", up, columns, r);
     let arguments = [
         op.step(),
         word,
@@ -158,6 +166,5 @@ fn plan_output(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
         ("add", int(usize::from(add))),
         ("eps", float(op.op.attrs().f[0])),
     ];
-    let grid = [r.rows(bm), Extent::Fixed(columns.div_ceil(bn as usize) as u32), Extent::ONE];
-    Ok(plan.launch(&kernel, grid, &arguments)?)
+    launch(op, plan, ("moe_output", up, r), &[columns], &arguments)
 }

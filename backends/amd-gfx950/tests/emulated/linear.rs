@@ -9,40 +9,92 @@ use tokenspeed_amd_gfx950::{
 
 use crate::support::{Bytes, Random, bf16, configure, device, f32s};
 
-const ROWS: usize = 21;
+const ROWS: usize = 70;
 const COLUMNS: usize = 80;
-const K: usize = 192;
+const K: usize = 176;
 
-fn product(device: &Arc<Device>, manifest: &Manifest, tile: (usize, usize), x: &[f32], w: &[u16]) -> Vec<f32> {
+/// Columns of the first of two products that share a launch.
+const FIRST: usize = 48;
+
+/// Kernels, and rows and columns of their tiles.
+const TILES: [(&str, usize, usize); 10] = [
+    ("linear_bf16_bf16", 16, 16),
+    ("linear_bf16_bf16", 16, 64),
+    ("linear_bf16_bf16", 64, 64),
+    ("linear_bf16_bf16", 128, 128),
+    ("linear_many", 32, 32),
+    ("linear_many", 32, 64),
+    ("linear_many", 64, 64),
+    ("linear_many_several", 32, 32),
+    ("linear_many_several", 32, 64),
+    ("linear_many_several", 64, 64),
+];
+
+fn product(
+    device: &Arc<Device>,
+    manifest: &Manifest,
+    (name, rows, columns): (&str, usize, usize),
+    [x, bias]: [&[f32]; 2],
+    w: &[u16],
+) -> Vec<f32> {
     let mut step = [0u32; 64];
     step[1] = ROWS as u32;
     let step: Vec<u8> = step.iter().flat_map(|x| x.to_le_bytes()).collect();
     let buffer = |bytes: &[u8]| Buffer::with(device, bytes).unwrap();
-    let (step, x, w) = (buffer(&step), buffer(&x.bytes()), buffer(&w.bytes()));
+    let (step, x, w, added) = (buffer(&step), buffer(&x.bytes()), buffer(&w.bytes()), buffer(&bias.bytes()));
     let y = buffer(&vec![0xff; ROWS * COLUMNS * 4]);
-    let at = |b: &Buffer| Argument::Pointer(b.address());
+    let at = |b: &Buffer, element: usize, bytes: usize| Argument::Pointer(b.address() + (element * bytes) as u64);
     let int = |n: usize| Argument::I32(n as i32);
-    let arguments = [
-        ("step", at(&step)),
-        ("count_word", int(1)),
-        ("count_fixed", int(0)),
-        ("x", at(&x)),
-        ("w", at(&w)),
-        ("bias", at(&x)),
-        ("y", at(&y)),
-        ("N", int(COLUMNS)),
-        ("K", int(K)),
-        ("ldx", int(K)),
-        ("ldw", int(K)),
-        ("ldy", int(COLUMNS)),
-    ];
-    let kernel = Kernel::load(device, manifest, &format!("linear_bf16_bf16_{}x{}", tile.0, tile.1)).unwrap();
-    let groups = [ROWS.div_ceil(tile.0) as u32, COLUMNS.div_ceil(tile.1) as u32, 1];
+    let mut arguments: Vec<(String, Argument)> = Vec::new();
+    let mut add = |name: &str, value| arguments.push((name.into(), value));
+    add("step", at(&step, 0, 0));
+    add("count_word", int(1));
+    add("count_fixed", int(0));
+    add("x", at(&x, 0, 0));
+    add("K", int(K));
+    add("ldx", int(K));
+    let parts = [(0, FIRST), (FIRST, COLUMNS - FIRST), (0, 0), (0, 0), (0, 0), (0, 0)];
+    let mut tiles = COLUMNS.div_ceil(columns);
+    if name.ends_with("several") {
+        for (i, (first, n)) in parts.into_iter().enumerate() {
+            add(&format!("w{i}"), at(&w, first * K, 2));
+            add(&format!("y{i}"), at(&y, first, 4));
+            add(&format!("n{i}"), int(n));
+            add(&format!("lw{i}"), int(K));
+            add(&format!("ly{i}"), int(COLUMNS));
+        }
+        tiles = parts.map(|(_, n)| n.div_ceil(columns)).iter().sum();
+    } else {
+        add("w", at(&w, 0, 0));
+        add("y", at(&y, 0, 0));
+        add("bias", at(&added, 0, 0));
+        add("biased", int(1));
+        add("N", int(COLUMNS));
+        add("ldw", int(K));
+        add("ldy", int(COLUMNS));
+    }
+    if name == "linear_many" {
+        for (name, value) in [("add", 0), ("keep", 1), ("ldb", COLUMNS), ("ldt", COLUMNS)] {
+            add(name, int(value));
+        }
+        add("before", at(&y, 0, 0));
+        add("total", at(&y, 0, 0));
+    }
+    if name.starts_with("linear_many") {
+        tiles = tiles.next_multiple_of(8);
+    }
+    let arguments: Vec<(&str, Argument)> = arguments.iter().map(|(name, value)| (name.as_str(), *value)).collect();
+    let kernel = Kernel::load(device, manifest, &format!("{name}_{rows}x{columns}")).unwrap();
     let queue = Queue::new(device).unwrap();
+    let groups = [ROWS.div_ceil(rows) as u32, tiles as u32, 1];
     // SAFETY: buffers are as large as the sizes say and live until the queue was waited for.
     unsafe { kernel.launch(&queue, groups, &arguments) }.unwrap();
     queue.synchronize().unwrap();
-    f32s(&y.read().unwrap())
+    let mut sums = f32s(&y.read().unwrap());
+    if name.ends_with("several") {
+        sums.iter_mut().enumerate().for_each(|(i, y)| *y += bias[i % COLUMNS]);
+    }
+    sums
 }
 
 #[test]
@@ -51,10 +103,11 @@ fn tiles_of_every_size_give_the_same_bits() {
     let mut random = Random(7);
     let x: Vec<f32> = (0..ROWS * K).map(|_| random.unit()).collect();
     let w = random.bf16(COLUMNS * K);
+    let bias: Vec<f32> = (0..COLUMNS).map(|_| random.unit()).collect();
     let mut first: Option<Vec<f32>> = None;
-    for (i, tile) in [(16, 16), (16, 64), (64, 16), (64, 64), (128, 128)].into_iter().enumerate() {
+    for (i, tile) in TILES.into_iter().enumerate() {
         configure(device.hip, true, i as u64);
-        let y = product(&device, &manifest, tile, &x, &w);
+        let y = product(&device, &manifest, tile, [&x, &bias], &w);
         if let Some(first) = &first {
             let same = first.iter().zip(&y).all(|(a, b)| a.to_bits() == b.to_bits());
             assert!(same, "tiles of {tile:?} give other bits");
@@ -64,7 +117,7 @@ fn tiles_of_every_size_give_the_same_bits() {
             for (column, y) in y.iter().enumerate() {
                 let rounded = |x: f32| f64::from(half::bf16::from_f32(x).to_f32());
                 let terms = x[row * K..][..K].iter().zip(&w[column * K..][..K]).map(|(x, w)| rounded(*x) * bf16(*w));
-                let want: f64 = terms.sum();
+                let want = terms.sum::<f64>() + f64::from(bias[column]);
                 assert!((f64::from(*y) - want).abs() < 1e-4, "row {row}, column {column}: {y}, expected {want}");
             }
         }

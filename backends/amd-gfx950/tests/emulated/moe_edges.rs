@@ -14,12 +14,17 @@ use crate::{
     support::{Bytes, Random, backend_device, configure, emulator},
 };
 
-/// Tokens of a step, one for each height of tile.
+/// Tokens of steps, one for each height of tile.
 const TOKENS: [usize; 3] = [3, 20, 300];
+/// Fewer, for what is so wide that 20 and 100 take the wider tiles of [`MANY`].
+const FEWER: [usize; 3] = [3, 20, 100];
 /// Input, experts, latent width, shared width, output: ragged beside tiles of 64 and 128.
 const RAGGED: [u64; 5] = [80, 70, 48, 112, 144];
 /// The same, wide enough to be quantised: ragged beside tiles of 16, 32 and 128 too, and beside steps of 128.
 const WIDE: [u64; 5] = [288, 70, 160, 160, 176];
+
+/// Enough columns either way for 32 and 64 rows to be in tiles of 64 columns; see `ops/gemm_many.rs`.
+const MANY: [u64; 5] = [80, 12_000, 48, 112, 12_000];
 
 struct Made {
     logits: Tensor,
@@ -28,12 +33,12 @@ struct Made {
     y: Tensor,
 }
 
-fn agree(options: &[(&str, &str)], [k, e, l, s, n]: [u64; 5]) {
+fn agree(options: &[(&str, &str)], [k, e, l, s, n]: [u64; 5], tokens: [usize; 3]) {
     let Some((_backend, device)) = backend_device(options) else { return };
     configure(emulator(), true, 2);
     let mut bench = Bench::new(&device);
     let mut random = Random(11);
-    let most = TOKENS[2] as u64;
+    let most = tokens[2] as u64;
     let mut value = |bench: &mut Bench<'_>, width: u64| {
         let numbers: Vec<f32> = (0..most * width).map(|_| random.unit() * 2.0).collect();
         bench.place(DType::F32, Vary::Tokens, &[most, width], Some(numbers.bytes()))
@@ -49,33 +54,33 @@ fn agree(options: &[(&str, &str)], [k, e, l, s, n]: [u64; 5]) {
     let norm: Vec<f32> = (0..l).map(|i| 1.0 + i as f32 / 64.0).collect();
     let norm = bench.place(DType::F32, Vary::Fixed, &[l], Some(norm.bytes()));
     let mut output = |tokens: usize, width| bench.place(DType::F32, Vary::Tokens, &[tokens as u64, width], None);
-    let made = TOKENS.map(|t| Made { logits: output(t, e), z: output(t, l), h: output(t, s), y: output(t, n) });
-    let [logits, z, gates, ups, h] = [e, l, s, s, s].map(|width| output(TOKENS[1], width));
+    let made = tokens.map(|t| Made { logits: output(t, e), z: output(t, l), h: output(t, s), y: output(t, n) });
+    let [logits, z, gates, ups, h] = [e, l, s, s, s].map(|width| output(tokens[1], width));
     bench.load();
 
     let betas = attrs(&[], &[4.0, 25.0]);
-    for (t, made) in TOKENS.iter().zip(&made) {
+    for (t, made) in tokens.iter().zip(&made) {
         let inputs = [&[rows(&x, 0, *t)], &matrices[..], &[made.logits, made.z, made.h]].concat();
         let outputs = vec![rows(&r, 0, *t), norm, up, made.h, down, rows(&before, 0, *t), made.y];
         let ops = [(OpKind::MoeInput, inputs, betas), (OpKind::MoeOutput, outputs, attrs(&[1], &[1e-5]))];
         bench.run(ts_step_row { query_len: *t as u32, ..Default::default() }, &ops);
     }
-    let tokens = rows(&x, 0, TOKENS[1]);
+    let part = rows(&x, 0, tokens[1]);
     let mut parts: Vec<_> = matrices
         .iter()
         .zip([logits, z, gates, ups])
-        .map(|(w, y)| (OpKind::Gemm, vec![tokens, *w, y], Attrs::default()))
+        .map(|(w, y)| (OpKind::Gemm, vec![part, *w, y], Attrs::default()))
         .collect();
     parts[0].2 = attrs(&[0, 1], &[]);
     parts.push((OpKind::SituMul, vec![gates, ups, h], betas));
-    bench.run(ts_step_row { query_len: TOKENS[1] as u32, ..Default::default() }, &parts);
+    bench.run(ts_step_row { query_len: tokens[1] as u32, ..Default::default() }, &parts);
 
-    let few = TOKENS[0];
+    let few = tokens[0];
     let bits = |tensor: &Tensor, n: usize| bench.read(&rows(tensor, 0, n));
     let [low, middle, high] = &made;
     // Choices are made of logits: their factors are never e4m3.
     for (name, own, part) in [("logits", middle.logits, logits), ("z", middle.z, z), ("h", middle.h, h)] {
-        assert!(bits(&own, TOKENS[1]) == bits(&part, TOKENS[1]), "{name} has other bits than in parts");
+        assert!(bits(&own, tokens[1]) == bits(&part, tokens[1]), "{name} has other bits than in parts");
     }
     let every = |made: &Made| [made.logits, made.z, made.h, made.y];
     for taller in [middle, high] {
@@ -87,15 +92,20 @@ fn agree(options: &[(&str, &str)], [k, e, l, s, n]: [u64; 5]) {
 
 #[test]
 fn one_launch_has_the_bits_of_its_parts_in_every_tile() {
-    agree(&[], RAGGED);
+    agree(&[], RAGGED, TOKENS);
+}
+
+#[test]
+fn one_launch_has_the_bits_of_its_parts_in_wide_tiles() {
+    agree(&[], MANY, FEWER);
 }
 
 #[test]
 fn one_launch_has_the_bits_of_its_parts_in_f32() {
-    agree(&[("precision", "f32")], RAGGED);
+    agree(&[("precision", "f32")], RAGGED, TOKENS);
 }
 
 #[test]
 fn e4m3_factors_have_the_bits_of_the_parts_in_every_tile() {
-    agree(&[("precision", "fp8")], WIDE);
+    agree(&[("precision", "fp8")], WIDE, TOKENS);
 }

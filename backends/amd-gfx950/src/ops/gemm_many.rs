@@ -1,0 +1,49 @@
+//! Tiles of products of programs of 17 to 256 tokens with bf16 factors (`kernels/gemm_many.py`).
+//!
+//! The tile is the one that `benches/modelled` would find quickest: what decides is L1 of the busiest compute unit, or memory, of which few
+//! work-groups draw less. Where tiles are as quick, it is the one that L2s serve least for. Every tile walks K alike, so the choice changes
+//! no bit.
+
+/// Most tokens of a program.
+pub(super) const MOST: u32 = 256;
+/// Rows and columns of tiles, as `kernels/variants.py` lists them.
+const TILES: [(u32, u32); 3] = [(32, 32), (32, 64), (64, 64)];
+/// Dies, whole rounds of which a grid's columns are.
+const DIES: usize = 8;
+/// Compute units.
+const UNITS: u64 = 256;
+/// Bytes per cycle of a compute unit's L1, of memory for one of them, and for all.
+const RATES: [u64; 3] = [64, 20, 3333];
+
+/// Rows and columns of a work-group's tile for so many tokens and rows of weights.
+pub(super) fn tile(tokens: u32, n: usize) -> (u32, u32) {
+    // Cycles for 64 values of K.
+    let cost = |(rows, columns): (u32, u32)| {
+        let groups = u64::from(tokens.div_ceil(rows)) * (n as u64).div_ceil(columns.into());
+        let fetched = 64 * u64::from(4 * rows + 2 * columns);
+        let [cache, unit, all] = RATES;
+        let memory = 64 * 2 * n as u64 / (groups * unit).min(all);
+        (memory.max(groups.div_ceil(UNITS) * fetched / cache), groups * fetched)
+    };
+    TILES.into_iter().min_by_key(|tile| cost(*tile)).expect("there are tiles")
+}
+
+/// Work-groups along a grid's columns for so many tiles.
+pub(super) fn columns(tiles: usize) -> usize {
+    tiles.next_multiple_of(DIES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::tile;
+
+    /// Inputs of KDA and MLA, the way out of the experts and the head of Kimi K3.
+    #[test]
+    fn tiles_fill_the_device_without_fetching_rows_too_often() {
+        assert_eq!([6288, 3648, 7168, 20_480].map(|n| tile(64, n)), [(32, 64), (32, 32), (32, 64), (64, 64)]);
+        assert_eq!([6288, 3648, 7168, 20_480].map(|n| tile(32, n)), [(32, 32), (32, 32), (32, 32), (32, 64)]);
+        assert_eq!([6288, 3648].map(|n| tile(256, n)), [(64, 64), (64, 64)]);
+        // As `tests/emulated/moe_edges.rs` takes it for granted.
+        assert_eq!([20, 100].map(|tokens| [12_000, 12_272].map(|n| tile(tokens, n))), [[(32, 64); 2], [(64, 64); 2]]);
+    }
+}
