@@ -5,10 +5,10 @@ steps ahead. Rows, which all waves of a work-group want, come as far ahead, in w
 buffers of a step, whose chunks are permuted so that neither reads nor writes meet a bank twice. Steps of K, their order and the
 instruction are those of `gemm.multiply`.
 
-L1 delivers 64 bytes a cycle, and for every value of K a tile takes four of each row and two of each column: of tiles of 2,048 results 32 x 64 has
-the least, 256 bytes, beside 320 of 64 x 32 or 16 x 128. Rejected: rows rounded by a launch before, which halve theirs and cost more than that
-saves. Weights are fetched once for every tile of rows. Those that share them run side by side on one die, whose L2 has them from memory
-once: they are as many work-groups apart as there are dies.
+L1 delivers 64 bytes a cycle, and for every value of K a tile takes four of each row and two of each column: of tiles of 2,048 results
+32 x 64 has the least, 256 bytes, beside 320 of 64 x 32 or 16 x 128. Rejected: rows rounded by a launch before, which costs more than it
+saves. Weights are fetched once for every tile of rows. Those that share them run side by side on one die, whose L2 has them from
+memory once: they are as many work-groups apart as there are dies.
 
 Rows, columns and steps outside are masked: nothing is fetched, and the hardware returns zeros.
 """
@@ -81,8 +81,8 @@ def weights(held, PAIR: gl.constexpr, NORM: gl.constexpr):
 
 @gluon.jit
 def sums(acc, lds, x, norm, w, ow, there, v, ov, those, rows, M, K, ldx, PAIR: gl.constexpr, NORM: gl.constexpr, RING: gl.constexpr):
-    """`acc` with sums over K of rows from `rows` on, times `norm` with NORM, and columns `there` of weights w at offsets `ow`, with PAIR also
-    `those` of v; behind it squares of rows, by value of a step, with NORM. RING is even."""
+    """`acc` with sums over K of rows from `rows` on, times `norm` with NORM, and columns `there` of weights w at offsets `ow`, with PAIR
+    also `those` of v; behind it squares of rows, by value of a step, with NORM. RING is even."""
     warps: gl.constexpr = gl.num_warps()
     BM: gl.constexpr = acc.shape[0]
     come: gl.constexpr = come_of(warps)
@@ -137,8 +137,8 @@ def product(x, w, rows, first, M, N, K, ldx, ldw, BM: gl.constexpr, BN: gl.const
 @gluon.jit
 def linear(step, count_word, count_fixed, x, w, bias, before, total, y, N, K, ldx, ldw, ldb, ldt, ldy, biased, add, keep,
            BM: gl.constexpr, BN: gl.constexpr, RING: gl.constexpr):
-    """`gemm_few.linear` in tiles of BM rows and BN columns, 16 per wave; grid (ceil(rows / BM), ceil(N / BN) in whole eights). K and leading dimensions are
-    multiples of 16; BM rows of x and BN of w are smaller than 2 GiB."""
+    """`gemm_few.linear` in tiles of BM rows and BN columns, 16 per wave; grid (ceil(rows / BM), ceil(N / BN) in whole eights). K and
+    leading dimensions are multiples of 16; BM rows of x and BN of w are smaller than 2 GiB."""
     M = gl.where(count_word == 0, count_fixed, gl.load(step + count_word))
     tm, tn = tile_of()
     if (tm * BM < M) & (tn * BN < N):
