@@ -26,7 +26,9 @@ impl Arena {
         let buffer = Buffer::new(device, len).map_err(|error| {
             let fault = Fault::from(error);
             let free = device.free_bytes().unwrap_or(0);
-            Fault { message: format!("{bytes} bytes of device memory, {free} are free: {}", fault.message), ..fault }
+            let what = "ask for less, or end what else uses the device";
+            let message = format!("{bytes} bytes of device memory, {free} are free ({what}): {}", fault.message);
+            Fault { message, ..fault }
         })?;
         Ok(Arena::Device(buffer))
     }

@@ -11,6 +11,7 @@ mod drafts;
 mod endings;
 mod experts_in_place;
 mod gfx950;
+mod gfx950_failures;
 mod gfx950_kimi;
 mod gfx950_launches;
 mod gfx950_layers;

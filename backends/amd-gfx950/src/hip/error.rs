@@ -22,11 +22,11 @@ pub enum HipError {
         path: PathBuf,
     },
     /// The runtime is too old.
-    #[error("{path}: HIP runtime {found}, at least {wanted} is needed", path = path.display())]
+    #[error("{path}: HIP runtime {} is too old; install ROCm {} or newer, or set TOKENSPEED_HIP_LIBRARY", version(*.found, 3), version(*.wanted, 2), path = path.display())]
     OldRuntime {
         /// Library.
         path: PathBuf,
-        /// Version as the runtime says it.
+        /// Version as the runtime says it: major·10⁷ + minor·10⁵ + patch.
         found: i32,
         /// The least that will do.
         wanted: i32,
@@ -38,7 +38,9 @@ pub enum HipError {
         path: PathBuf,
     },
     /// A device of another kind.
-    #[error("device {device} is {found}; this backend runs on gfx950 (MI350X, MI355X)")]
+    #[error(
+        "device {device} is {found}; this backend runs on gfx950 (MI350X, MI355X), HIP_VISIBLE_DEVICES chooses devices"
+    )]
     WrongArchitecture {
         /// Ordinal.
         device: i32,
@@ -61,6 +63,12 @@ pub enum HipError {
     },
 }
 
+/// The first parts of a version as people write it.
+fn version(encoded: i32, parts: usize) -> String {
+    let all = [encoded / 10_000_000, encoded / 100_000 % 100, encoded % 100_000];
+    all[..parts].iter().map(i32::to_string).collect::<Vec<_>>().join(".")
+}
+
 impl Hip {
     /// Turns a status into a result.
     pub fn check(&self, call: &'static str, device: i32, code: i32) -> Result<(), HipError> {
@@ -75,5 +83,19 @@ impl Hip {
             false => unsafe { CStr::from_ptr(p) }.to_string_lossy().into_owned(),
         };
         Err(HipError::Call { call, device, code, name: words(name), text: words(text) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_said_as_people_write_them() {
+        let line = HipError::OldRuntime { path: "lib.so".into(), found: 60_342_134, wanted: 60_400_000 }.to_string();
+        assert_eq!(
+            line,
+            "lib.so: HIP runtime 6.3.42134 is too old; install ROCm 6.4 or newer, or set TOKENSPEED_HIP_LIBRARY"
+        );
     }
 }

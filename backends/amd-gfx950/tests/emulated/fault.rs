@@ -5,9 +5,11 @@ use tokenspeed_amd_gfx950::{
     kernel::{Argument, Kernel},
 };
 
+use tokenspeed_backend_api::{abi::TS_ERR_OUT_OF_MEMORY, backend::ArenaKind};
+
 use crate::{
     gemm::{Case, Shape},
-    support::{configure, device, heal, report},
+    support::{backend_device, configure, device, heal, report},
 };
 
 /// A kernel that is told of more rows than its buffer has.
@@ -117,4 +119,33 @@ fn impossible_launches_are_refused() {
     // SAFETY: one value in, five out.
     unsafe { kernel.launch(&queue, [1, 1, 1], &arguments) }.unwrap();
     queue.synchronize().unwrap();
+}
+
+/// More than the device has is out of memory to the host, in one line with what is asked for and what is left; and no more than that:
+/// the device goes on, with nothing lost.
+#[test]
+fn memory_that_is_not_there_is_refused() {
+    let Some((_backend, device)) = backend_device(&[]) else { return };
+    let first = device.arena_alloc(ArenaKind::Cache, 1 << 20).unwrap();
+    for _ in 0..2 {
+        let error = device.arena_alloc(ArenaKind::Weights, 289 << 30).unwrap_err();
+        assert_eq!(error.code, TS_ERR_OUT_OF_MEMORY);
+        let line = error.to_string();
+        // 288 GiB but for the first arena.
+        for word in [
+            "310311387136 bytes of device memory",
+            "309236596736 are free",
+            "hipMalloc",
+            "device 0",
+            "hipErrorOutOfMemory",
+        ] {
+            assert!(line.contains(word) && !line.contains('\n'), "no {word:?} in {line}");
+        }
+    }
+    device.write(&first, 0, &[7; 64]).unwrap();
+    let second = device.arena_alloc(ArenaKind::Weights, 1 << 30).unwrap();
+    device.write(&second, (1 << 30) - 64, &[9; 64]).unwrap();
+    let mut found = [0; 64];
+    device.read(&first, 0, &mut found).unwrap();
+    assert_eq!(found, [7; 64]);
 }

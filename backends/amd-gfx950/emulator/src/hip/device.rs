@@ -2,10 +2,7 @@
 
 use std::ffi::c_char;
 
-use super::{Status, api, graph::permit_unsafe_call, properties, put, runtime};
-
-/// The HIP version that signatures and layouts are taken from, as the runtime encodes it: 7.1.
-const VERSION: i32 = 70_125_424;
+use super::{Status, api, graph::permit_unsafe_call, peer, properties, put, runtime};
 
 /// Runs everything that a device still has to do.
 pub fn finish(ordinal: i32) -> Result<(), Status> {
@@ -30,11 +27,11 @@ api! {
 }
 api! {
     /// Version of the driver.
-    fn hipDriverGetVersion(version: *mut i32) { put(version, VERSION) }
+    fn hipDriverGetVersion(version: *mut i32) { put(version, runtime().settings.version) }
 }
 api! {
     /// Version of the runtime.
-    fn hipRuntimeGetVersion(version: *mut i32) { put(version, VERSION) }
+    fn hipRuntimeGetVersion(version: *mut i32) { put(version, runtime().settings.version) }
 }
 api! {
     /// Number of devices; none is an error.
@@ -60,10 +57,11 @@ api! {
     }
 }
 api! {
-    /// Forgets a fault of the current device, so that tests can go on. Memory and handles stay.
+    /// Forgets a fault of the current device, so that tests can go on, and its access to peers. Memory and handles stay.
     fn hipDeviceReset() {
-        runtime().heal(runtime().current()?);
-        Ok(())
+        let own = runtime().current()?;
+        runtime().heal(own);
+        peer::forget(own)
     }
 }
 api! {
@@ -73,7 +71,8 @@ api! {
         if to.is_null() {
             return Err(Status::INVALID_VALUE);
         }
-        let bytes = properties::bytes(ordinal, runtime().settings.memory_bytes);
+        let settings = &runtime().settings;
+        let bytes = properties::bytes(ordinal, settings.memory_bytes, &settings.architecture);
         // SAFETY: `to` is valid for a properties structure by contract, which is this long.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
         Ok(())

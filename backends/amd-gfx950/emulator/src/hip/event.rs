@@ -20,13 +20,16 @@ struct State {
     time: Option<Instant>,
 }
 
-/// An event.
-#[derive(Debug, Default)]
-pub struct Event(Mutex<State>);
+/// An event of a device, in whose streams alone it can be recorded; any stream may wait for it.
+#[derive(Debug)]
+pub struct Event {
+    device: i32,
+    state: Mutex<State>,
+}
 
 impl Event {
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(|e| e.into_inner())
+        self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     /// Where it was recorded.
@@ -45,19 +48,18 @@ impl Event {
     }
 }
 
+fn create(event: *mut usize) -> Result<(), Status> {
+    let device = runtime().healthy()?;
+    put(event, runtime().events.add(Arc::new(Event { device, state: Mutex::default() })))
+}
+
 api! {
-    /// An event.
-    fn hipEventCreate(event: *mut usize) {
-        runtime().healthy()?;
-        put(event, runtime().events.add(Arc::default()))
-    }
+    /// An event of the current device.
+    fn hipEventCreate(event: *mut usize) { create(event) }
 }
 api! {
-    /// An event; flags make no difference here.
-    fn hipEventCreateWithFlags(event: *mut usize, _flags: u32) {
-        runtime().healthy()?;
-        put(event, runtime().events.add(Arc::default()))
-    }
+    /// An event of the current device; flags make no difference here.
+    fn hipEventCreateWithFlags(event: *mut usize, _flags: u32) { create(event) }
 }
 api! {
     /// Forgets an event.
@@ -71,6 +73,9 @@ api! {
             let mut state = event.lock();
             (state.captured, state.recorded) = (Some(id), None);
             return Ok(());
+        }
+        if event.device != stream.device {
+            return Err(Status::INVALID_HANDLE);
         }
         stream.add(Work::Mark(event.clone()))?;
         let position = stream.position();
@@ -105,16 +110,21 @@ api! {
     }
 }
 api! {
-    /// Milliseconds of host time between two events that have happened: how long emulation took, nothing more.
+    /// Milliseconds of host time between two events of a device that have happened: how long emulation took, nothing more.
     fn hipEventElapsedTime(milliseconds: *mut f32, start: usize, end: usize) {
         let (start, end) = (runtime().events.get(start)?, runtime().events.get(end)?);
+        if start.device != end.device {
+            return Err(Status::INVALID_HANDLE);
+        }
         for event in [&start, &end] {
             let Some((stream, position)) = event.recorded() else { return Err(Status::INVALID_HANDLE) };
             if !stream.is_done(position) {
                 return Err(Status::NOT_READY);
             }
         }
-        let (Some(from), Some(to)) = (start.lock().time, end.lock().time) else { return Err(Status::NOT_READY) };
+        // One after the other: both may be the same event.
+        let from = start.lock().time;
+        let (Some(from), Some(to)) = (from, end.lock().time) else { return Err(Status::NOT_READY) };
         put(milliseconds, to.saturating_duration_since(from).as_secs_f32() * 1000.0)
     }
 }

@@ -160,10 +160,16 @@ api! {
     }
 }
 api! {
-    /// Copies between devices in a stream.
+    /// Copies between devices in a stream, whether or not either was given access to the other. Memory of another device than said is
+    /// refused, which HIP does not check.
     fn hipMemcpyPeerAsync(to: *mut c_void, to_device: i32, from: *const c_void, from_device: i32, bytes: usize, stream: usize) {
-        runtime().device(to_device)?;
-        runtime().device(from_device)?;
+        for (address, device) in [(to as usize, to_device), (from as usize, from_device)] {
+            runtime().device(device)?;
+            let owner = runtime().memory.find(address, bytes.min(1)).map(|a| a.owner);
+            if bytes > 0 && owner != Some(Owner::Device(device)) {
+                return Err(Status::INVALID_VALUE);
+            }
+        }
         copy(to as usize, from as usize, bytes, 3, &runtime().stream(stream)?)
     }
 }

@@ -6,26 +6,32 @@ use std::{
     sync::Arc,
 };
 
-use super::{Status, api, graph::permit_unsafe_call, properties::MAX_GROUP, put, runtime, work::Work};
+use super::{Status, api, graph::permit_unsafe_call, properties::MAX_GROUP, put, runtime, stream::Stream, work::Work};
 use crate::{
     code::{Kernel, LoadError, Object},
     machine::{Dispatch, LDS_BYTES, Occupancy},
 };
 
-/// A loaded code object.
+/// A code object, loaded on a device.
 #[derive(Debug)]
-pub struct Module(Object);
+pub struct Module {
+    object: Object,
+    device: i32,
+}
 
 /// A kernel of a module. It keeps its code when the module goes.
 #[derive(Debug)]
-pub struct Function(pub Arc<Kernel>);
+pub struct Function {
+    kernel: Arc<Kernel>,
+    device: i32,
+}
 
 fn load(module: *mut usize, bytes: &[u8]) -> Result<(), Status> {
     permit_unsafe_call()?;
     let runtime = runtime();
-    runtime.healthy()?;
+    let device = runtime.healthy()?;
     match Object::load(bytes, &runtime.memory) {
-        Ok(object) => put(module, runtime.modules.add(Arc::new(Module(object)))),
+        Ok(object) => put(module, runtime.modules.add(Arc::new(Module { object, device }))),
         Err(error) => {
             eprintln!("gfx950 emulator: {error}");
             Err(match error {
@@ -37,7 +43,7 @@ fn load(module: *mut usize, bytes: &[u8]) -> Result<(), Status> {
 }
 
 api! {
-    /// Loads a code object from a file.
+    /// Loads a code object from a file, on the current device.
     fn hipModuleLoad(module: *mut usize, path: *const c_char) {
         if path.is_null() {
             return Err(Status::INVALID_VALUE);
@@ -63,7 +69,7 @@ fn elf_len(image: *const u8) -> Result<usize, Status> {
 }
 
 api! {
-    /// Loads a code object from memory.
+    /// Loads a code object from memory, on the current device.
     fn hipModuleLoadData(module: *mut usize, image: *const c_void) {
         if image.is_null() {
             return Err(Status::INVALID_VALUE);
@@ -83,7 +89,7 @@ api! {
             // A failed device does nothing any more; its code can go.
             let _failed = super::device::finish(ordinal);
         }
-        module.0.unload(&runtime.memory);
+        module.object.unload(&runtime.memory);
         Ok(())
     }
 }
@@ -96,14 +102,14 @@ api! {
         }
         // SAFETY: not null, and zero-terminated by contract.
         let name = unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| Status::NOT_FOUND)?;
-        let kernel = module.0.kernels.get(name).ok_or(Status::NOT_FOUND)?;
-        put(function, runtime().functions.add(Arc::new(Function(kernel.clone()))))
+        let kernel = module.object.kernels.get(name).ok_or(Status::NOT_FOUND)?.clone();
+        put(function, runtime().functions.add(Arc::new(Function { kernel, device: module.device })))
     }
 }
 api! {
     /// An attribute of a kernel: largest work-group 0, static LDS 1, scratch 3, registers 4, largest dynamic LDS 8.
     fn hipFuncGetAttribute(value: *mut i32, attribute: u32, function: usize) {
-        let kernel = &runtime().functions.get(function)?.0;
+        let kernel = &runtime().functions.get(function)?.kernel;
         let d = &kernel.descriptor;
         put(value, match attribute {
             0 => kernel.max_group as i32,
@@ -166,12 +172,23 @@ fn check_shape(kernel: &Kernel, groups: [u32; 3], block: [u32; 3], dynamic_lds: 
     if fine { Ok(()) } else { Err(Status::INVALID_CONFIGURATION) }
 }
 
+/// A kernel and the stream that it is launched in, which is of the current device and of the device that has the kernel's module.
+fn on_one_device(function: usize, stream: usize) -> Result<(Arc<Kernel>, Arc<Stream>), Status> {
+    let (function, stream) = (runtime().functions.get(function)?, runtime().stream(stream)?);
+    if stream.device != runtime().current()? {
+        return Err(Status::INVALID_HANDLE);
+    }
+    if stream.device != function.device {
+        return Err(Status::INVALID_DEVICE);
+    }
+    Ok((function.kernel.clone(), stream))
+}
+
 api! {
     /// Launches a kernel; grid sizes count work-groups.
     fn hipModuleLaunchKernel(function: usize, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, dynamic_lds: u32,
                              stream: usize, params: *mut *mut c_void, extra: *mut *mut c_void) {
-        let kernel = runtime().functions.get(function)?.0.clone();
-        let stream = runtime().stream(stream)?;
+        let (kernel, stream) = on_one_device(function, stream)?;
         check_shape(&kernel, [gx, gy, gz], [bx, by, bz], dynamic_lds)?;
         // SAFETY: as HIP demands of this function.
         let kernarg = unsafe { arguments(&kernel, params, extra)? };
@@ -183,8 +200,7 @@ api! {
     /// Launches a kernel whose work-groups may wait for each other; refused if they do not all fit on the device.
     fn hipModuleLaunchCooperativeKernel(function: usize, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32,
                                         dynamic_lds: u32, stream: usize, params: *mut *mut c_void) {
-        let kernel = runtime().functions.get(function)?.0.clone();
-        let stream = runtime().stream(stream)?;
+        let (kernel, stream) = on_one_device(function, stream)?;
         check_shape(&kernel, [gx, gy, gz], [bx, by, bz], dynamic_lds)?;
         let groups: u64 = [gx, gy, gz].iter().map(|g| u64::from(*g)).product();
         if groups > 256 * u64::from(groups_per_unit(&kernel, bx * by * bz, dynamic_lds)) {
@@ -206,7 +222,7 @@ fn groups_per_unit(kernel: &Kernel, lanes: u32, dynamic_lds: u32) -> u32 {
 api! {
     /// Work-groups of a kernel that a compute unit holds.
     fn hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(count: *mut i32, function: usize, lanes: i32, dynamic_lds: usize) {
-        let kernel = runtime().functions.get(function)?.0.clone();
+        let kernel = runtime().functions.get(function)?.kernel.clone();
         put(count, groups_per_unit(&kernel, lanes.max(1) as u32, dynamic_lds as u32) as i32)
     }
 }

@@ -71,13 +71,13 @@ fn value(member: &str, ordinal: i32, memory_bytes: u64) -> u64 {
 }
 
 /// The structure's bytes.
-pub fn bytes(ordinal: i32, memory_bytes: u64) -> Vec<u8> {
+pub fn bytes(ordinal: i32, memory_bytes: u64, architecture: &str) -> Vec<u8> {
     let mut out = vec![0; BYTES];
     for (member, offset, len) in LAYOUT {
         let to = &mut out[*offset..offset + len];
         let text = match *member {
             "name" => "gfx950 emulator (no GPU)",
-            "gcnArchName" => "gfx950:sramecc+:xnack-",
+            "gcnArchName" => architecture,
             "maxThreadsDim" | "maxGridSize" => {
                 let limits: [u32; 3] = if *member == "maxGridSize" { [i32::MAX as u32; 3] } else { [MAX_GROUP; 3] };
                 for (i, limit) in limits.iter().enumerate() {
@@ -90,7 +90,9 @@ pub fn bytes(ordinal: i32, memory_bytes: u64) -> Vec<u8> {
                 continue;
             }
         };
-        to[..text.len()].copy_from_slice(text.as_bytes());
+        // A zero ends it.
+        let len = text.len().min(to.len() - 1);
+        to[..len].copy_from_slice(&text.as_bytes()[..len]);
     }
     out
 }

@@ -60,7 +60,7 @@ pub struct Device {
     pub default_stream: Arc<Stream>,
     /// Status of the fault that ended it, 0 if none.
     pub fault: AtomicI32,
-    /// Bytes allocated.
+    /// Bytes allocated, those of other processes included.
     pub used_bytes: AtomicU64,
     /// Devices whose memory its kernels may touch.
     pub peers: Mutex<HashSet<i32>>,
@@ -105,7 +105,7 @@ pub fn runtime() -> &'static Runtime {
         let device = |i| Device {
             default_stream: Arc::new(Stream::new(i, false)),
             fault: AtomicI32::new(0),
-            used_bytes: AtomicU64::new(0),
+            used_bytes: AtomicU64::new(settings.used_bytes),
             peers: Mutex::new(HashSet::new()),
         };
         Runtime {

@@ -1,7 +1,9 @@
 //! How the emulator runs kernels: from the environment at first use, changed later by functions that HIP does not have.
 //!
 //! `TOKENSPEED_EMULATOR_CHECKS` (1, or 0 for speed), `_SEED`, `_THREADS`, `_DEVICES` (up to 16), `_MEMORY` (bytes per
-//! device), `_MAX_STEPS` (instructions of one wave after which it counts as stuck), `_COUNTERS` (see `log`).
+//! device), `_MAX_STEPS` (instructions of one wave after which it counts as stuck), `_COUNTERS` (see `log`). What a host must
+//! refuse can be played: `_ARCHITECTURE` (what devices say they are), `_VERSION` (of the runtime, as HIP encodes it), `_USED` (bytes of
+//! each device that other processes have).
 
 use std::{
     ffi::{CStr, c_char},
@@ -25,6 +27,12 @@ pub struct Settings {
     pub devices: i32,
     /// Memory of each.
     pub memory_bytes: u64,
+    /// Bytes of it that are somebody else's.
+    pub used_bytes: u64,
+    /// Architecture that devices say they have.
+    pub architecture: String,
+    /// Version of the runtime and the driver.
+    pub version: i32,
     launches: AtomicU64,
     sample: AtomicU64,
     /// Kernels that run whole even so.
@@ -37,14 +45,15 @@ pub struct Settings {
 const MAX_DEVICES: u64 = 16;
 /// 288 GB of HBM3E, as the runtime reports them.
 const MEMORY_BYTES: u64 = 288 << 30;
+const ARCHITECTURE: &str = "gfx950:sramecc+:xnack-";
+/// The HIP version that signatures and layouts are taken from, as the runtime encodes it: 7.1.
+const VERSION: u64 = 70_125_424;
 
 impl Settings {
     /// Reads the environment; values that are no numbers count as absent.
     pub fn from_environment() -> Self {
-        let number = |name: &str, default: u64| {
-            let value = std::env::var(format!("TOKENSPEED_EMULATOR_{name}")).ok();
-            value.and_then(|v| v.trim().parse().ok()).unwrap_or(default)
-        };
+        let text = |name: &str| std::env::var(format!("TOKENSPEED_EMULATOR_{name}")).ok().filter(|v| !v.is_empty());
+        let number = |name: &str, default: u64| text(name).and_then(|v| v.trim().parse().ok()).unwrap_or(default);
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
         Self {
             check: AtomicU64::new(number("CHECKS", 1)),
@@ -53,6 +62,9 @@ impl Settings {
             max_steps: number("MAX_STEPS", 50_000_000),
             devices: number("DEVICES", 1).min(MAX_DEVICES) as i32,
             memory_bytes: number("MEMORY", MEMORY_BYTES),
+            used_bytes: number("USED", 0),
+            architecture: text("ARCHITECTURE").unwrap_or_else(|| ARCHITECTURE.into()),
+            version: number("VERSION", VERSION) as i32,
             launches: AtomicU64::new(0),
             sample: AtomicU64::new(0),
             whole: Mutex::default(),

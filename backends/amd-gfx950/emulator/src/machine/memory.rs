@@ -142,7 +142,7 @@ impl Drop for Allocation {
 /// All allocations of the process.
 #[derive(Debug, Default)]
 pub struct Memory {
-    map: RwLock<Arc<BTreeMap<usize, Arc<Allocation>>>>,
+    map: RwLock<Arc<Map>>,
 }
 
 impl Memory {
@@ -167,30 +167,46 @@ impl Memory {
 
     /// What kernels see from now on.
     pub fn view(&self) -> View {
-        View(self.map.read().unwrap_or_else(|e| e.into_inner()).clone())
+        View { seen: self.map.read().unwrap_or_else(|e| e.into_inner()).clone(), hidden: Arc::default() }
     }
 }
 
+/// Allocations by their first byte.
+type Map = BTreeMap<usize, Arc<Allocation>>;
+
 /// A consistent set of allocations.
 #[derive(Debug, Clone)]
-pub struct View(Arc<BTreeMap<usize, Arc<Allocation>>>);
+pub struct View {
+    seen: Arc<Map>,
+    /// What is there and may not be touched: for reports.
+    hidden: Arc<Map>,
+}
+
+fn found_in(map: &Map, address: usize, len: usize) -> Option<&Arc<Allocation>> {
+    let (_, found) = map.range(..=address).next_back()?;
+    (address.checked_add(len)? <= found.base + found.len).then_some(found)
+}
 
 impl View {
     /// The allocation that holds `len` bytes at `address`.
     pub fn find(&self, address: usize, len: usize) -> Option<&Arc<Allocation>> {
-        let (_, found) = self.0.range(..=address).next_back()?;
-        (address.checked_add(len)? <= found.base + found.len).then_some(found)
+        found_in(&self.seen, address, len)
     }
 
     /// The same without the memory of devices that are not listed.
     pub fn of_devices(&self, devices: &[i32]) -> Self {
-        let hidden = |a: &Allocation| matches!(a.owner, Owner::Device(d) if !devices.contains(&d));
-        Self(Arc::new(self.0.iter().filter(|(_, a)| !hidden(a)).map(|(k, a)| (*k, a.clone())).collect()))
+        let is_hidden = |a: &Allocation| matches!(a.owner, Owner::Device(d) if !devices.contains(&d));
+        let (hidden, seen): (Map, Map) =
+            self.seen.iter().map(|(k, a)| (*k, a.clone())).partition(|(_, a)| is_hidden(a));
+        Self { seen: Arc::new(seen), hidden: Arc::new(hidden) }
     }
 
     /// Where an address that is in no allocation lies, in words.
     pub fn describe(&self, address: usize) -> String {
-        let below = self.0.range(..=address).next_back().map(|(_, a)| a);
+        if let Some(Owner::Device(peer)) = found_in(&self.hidden, address, 1).map(|a| a.owner) {
+            return format!("memory of device {peer}, access to which was not enabled (hipDeviceEnablePeerAccess)");
+        }
+        let below = self.seen.range(..=address).next_back().map(|(_, a)| a);
         match below {
             Some(a) if address < a.base + a.len + (1 << 20) => {
                 format!(
