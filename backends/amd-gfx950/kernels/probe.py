@@ -21,14 +21,17 @@ def dot(a, b, out, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
 @triton.jit
 def dot_scaled(a, sa, b, sb, out, K, FA: tl.constexpr, FB: tl.constexpr, PA: tl.constexpr, PB: tl.constexpr,
                BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-    """out[BM, BN] = (a[BM, K] x 2^sa) . (b[BN, K] x 2^sb)^T: one E8M0 scale per 32 values of K; P values per byte."""
+    """out[BM, BN] = (a[BM, K] x 2^sa) . (b[BN, K] x 2^sb)^T: one E8M0 scale per 32 values of K; P values per element. bf16 has no scales,
+    and sa is not read."""
     rm, rn, rs = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BK // 32)
     ka, kb = tl.arange(0, BK // PA), tl.arange(0, BK // PB)
     acc = tl.zeros((BM, BN), tl.float32)
     for k in range(0, K, BK):
         va = tl.load(a + rm[:, None] * (K // PA) + (k // PA + ka)[None, :])
         vb = tl.load(b + rn[None, :] * (K // PB) + (k // PB + kb)[:, None])
-        ea = tl.load(sa + rm[:, None] * (K // 32) + (k // 32 + rs)[None, :])
+        ea = None
+        if FA != "bf16":
+            ea = tl.load(sa + rm[:, None] * (K // 32) + (k // 32 + rs)[None, :])
         eb = tl.load(sb + rn[:, None] * (K // 32) + (k // 32 + rs)[None, :])
         acc = tl.dot_scaled(va, ea, FA, vb, eb, FB, acc)
     tl.store(out + rm[:, None] * BN + rn[None, :], acc)

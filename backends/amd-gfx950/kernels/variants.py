@@ -477,8 +477,14 @@ def probes():
                 "probe", f"dot_{name}_{shape}", probe.dot, [kind, kind, F32, I32],
                 {"BM": 64, "BN": 64, "BK": depth}, ["1", "1", "1"], ["a", "b", "out", "K"], matrix_instr_nonkdim=shape,
             )
-    kinds = {"e2m1": (U8, 2), "e4m3": (FP8, 1), "e5m2": (BF8, 1)}
-    for fa, fb in (("e2m1", "e2m1"), ("e4m3", "e4m3"), ("e4m3", "e2m1"), ("e5m2", "e4m3")):
+    # Steps of 16 values take the older instruction of half the depth, as products of few keys do.
+    yield variant(
+        "probe", "dot_bf16_16_shallow", probe.dot, [BF16, BF16, F32, I32],
+        {"BM": 64, "BN": 64, "BK": 16}, ["1", "1", "1"], ["a", "b", "out", "K"], matrix_instr_nonkdim=16,
+    )
+    kinds = {"e2m1": (U8, 2), "e4m3": (FP8, 1), "e5m2": (BF8, 1), "bf16": (BF16, 1)}
+    # bf16 rows and e2m1 weights are those of experts.
+    for fa, fb in (("e2m1", "e2m1"), ("e4m3", "e4m3"), ("e4m3", "e2m1"), ("e5m2", "e4m3"), ("bf16", "e2m1")):
         (ta, pa), (tb, pb) = kinds[fa], kinds[fb]
         for shape in (16, 32):
             yield variant(

@@ -10,8 +10,9 @@ use tokenspeed_backend_api::{
 pub enum Precision {
     /// Both factors are rounded to bf16: what the matrix units are fast at, and the default.
     Bf16,
-    /// As bf16, but rows that meet MXFP4 weights are rounded to e4m3, a scale for every 32 values, and so is what expanded latent
-    /// attention multiplies: matrix units take them at twice the speed. Weights keep what they have.
+    /// As bf16, but weights of dense products become e4m3 at load, a scale per row; rows that meet them or MXFP4 experts, which stay as
+    /// they are, are rounded to e4m3, a scale for every 32 values, and so is what expanded latent attention multiplies: matrix units
+    /// take all of it at twice the speed. The README lists what stays bf16.
     Fp8,
     /// f32 factors; an eighth of the speed or less. For telling rounding from mistakes.
     F32,

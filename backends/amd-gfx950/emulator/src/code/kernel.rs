@@ -222,9 +222,17 @@ impl Kernel {
     /// # Errors
     /// Code that cannot be decoded.
     pub fn bare(name: &str, words: &[u32], vector_registers: usize) -> Result<Self, LoadError> {
+        Self::with_accumulators(name, words, vector_registers, 0)
+    }
+
+    /// The same with accumulation registers behind the vector registers.
+    ///
+    /// # Errors
+    /// Code that cannot be decoded.
+    pub fn with_accumulators(name: &str, words: &[u32], vector: usize, more: usize) -> Result<Self, LoadError> {
         let descriptor = Descriptor {
-            vector_registers,
-            first_acc: vector_registers,
+            vector_registers: vector + more,
+            first_acc: vector,
             // Denormals kept.
             mode: 0xf0,
             group_id: [true; 3],

@@ -39,7 +39,8 @@ pub struct Buffer {
 }
 
 /// A raw buffer: base + scalar offset + (register offset + immediate); the bracket is compared with the resource's size.
-/// Accesses of several dwords are checked dword by dword.
+/// Accesses of several dwords are checked dword by dword. Whether the bracket wraps at 32 bits, and what a dword across the end gives,
+/// no manual says: either is a fault.
 pub fn buffer(cx: &mut Cx, inst: &Inst, bytes: usize) -> Option<Buffer> {
     let known = cx.require(&inst.s[0], "buffer offset")
         && cx.require_scalar(&inst.s[1], "buffer resource")
@@ -64,9 +65,20 @@ pub fn buffer(cx: &mut Cx, inst: &Inst, bytes: usize) -> Option<Buffer> {
     for l in 0..64 {
         out.address[l] = base + scalar + offset[l];
     }
+    let exec = cx.w.exec();
+    let wraps = exec & lanes::mask(|l| offset[l] >> 32 != 0);
+    if wraps != 0 {
+        cx.w.fail_at("a buffer offset beyond 32 bits", wraps);
+        return None;
+    }
     for (i, inside) in out.inside.iter_mut().enumerate() {
-        let end = 4 * i as u64 + bytes.min(4) as u64;
+        let (start, end) = (4 * i as u64, 4 * i as u64 + bytes.min(4) as u64);
         *inside = lanes::mask(|l| offset[l] + end <= records);
+        let across = exec & !*inside & lanes::mask(|l| offset[l] + start < records);
+        if across != 0 {
+            cx.w.fail_at(format!("a buffer access across the end of a resource of {records} bytes"), across);
+            return None;
+        }
     }
     Some(out)
 }

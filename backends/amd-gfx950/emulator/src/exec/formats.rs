@@ -94,14 +94,14 @@ pub fn to_e4m3(x: f64, clamp: bool) -> u8 {
     sign | nearest(x.abs().min(448.0), 0x7f, |c| f64::from(e4m3(c)))
 }
 
-/// f32 to e5m2, to nearest even; overflow gives infinity, or the largest value if `clamp` and the input was finite.
+/// f32 to e5m2, to nearest even; overflow, infinity included, gives infinity, or the largest value if `clamp` (manual 7.3).
 pub fn to_e5m2(x: f64, clamp: bool) -> u8 {
     let sign = if x.is_sign_negative() { 0x80 } else { 0 };
     if x.is_nan() {
         return sign | 0x7f;
     }
     if x.abs() >= 61440.0 {
-        return sign | if clamp && x.is_finite() { 0x7b } else { 0x7c };
+        return sign | if clamp { 0x7b } else { 0x7c };
     }
     sign | nearest(x.abs().min(57344.0), 0x7c, |c| f64::from(e5m2(c)))
 }

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use crate::{
-    isa::{Inst, L, Operand},
+    isa::{Encoding, Inst, L, Operand},
     lanes,
     machine::{Access, Allocation, Cx, Landing, Merge, Pending},
 };
@@ -220,14 +220,19 @@ pub fn issued(cx: &mut Cx) {
     }
 }
 
-/// Sends loaded data to LDS: lane l at base + l·stride.
+/// Sends loaded data to LDS: lane l at base + l·stride. Global loads ignore the lowest bits of the base.
 pub fn to_lds(cx: &mut Cx, inst: &Inst, data: Data, mask: u64, bytes: usize) {
     let m0 = Operand::scalar(124, 1);
     if !cx.require_scalar(&m0, "LDS base in m0") {
         return;
     }
     let stride = if bytes > 4 { 16 } else { 4 };
-    let base = (cx.w.s[124] & 0x3_ffff).wrapping_add(inst.f.offset as u32);
+    let base = cx.w.s[124] & 0x3_ffff;
+    if inst.encoding == Encoding::Mubuf && !base.is_multiple_of(4) {
+        cx.w.fail(format!("an LDS base in m0 that is no multiple of four, {base:#x}"), None);
+        return;
+    }
+    let base = (base & !3).wrapping_add(inst.f.offset as u32);
     let to: L = std::array::from_fn(|l| base + stride * l as u32);
     if let Some(detail) = &mut cx.count.detail {
         detail.lds(Access::Write, &to, 0, mask, bytes.max(4));

@@ -2,14 +2,20 @@
 //!
 //! Opcode numbers are looked up in the decoder's tables, which `llvm.rs` compares with LLVM; meanings are not.
 
+use std::{cell::RefCell, collections::BTreeSet};
+
 use amdhip64::{
     code::Kernel,
-    isa::{Encoding, all_tables},
+    isa::{Encoding, all_tables, decode},
     machine::{Dispatch, Memory, Mode, Owner, launch},
 };
 
+use crate::evidence;
+
 /// Dwords of a lane's record: a, b, c, old (two each), results (four), four more for the code.
 const RECORD: usize = 16;
+/// Bytes of LDS.
+pub const LDS: u32 = 2048;
 /// Where results are, in dwords.
 const OUT: usize = 8;
 
@@ -22,11 +28,41 @@ pub struct Lane {
     pub old: u64,
 }
 
-/// v[10:13] of each lane behind the code, and its first input's place in memory.
+/// v[10:13] of each lane behind the code, its first input's place in memory, and all of the records before v[10:13] went there.
 #[derive(Debug)]
 pub struct After {
     pub v: Vec<[u32; 4]>,
     pub memory: Vec<u64>,
+    pub image: Vec<u8>,
+}
+
+thread_local! {
+    static RUN: RefCell<BTreeSet<String>> = const { RefCell::new(BTreeSet::new()) };
+}
+
+/// What this thread's tests have run so far, as [`evidence::keys`] calls it.
+pub fn has_run() -> BTreeSet<String> {
+    RUN.with_borrow(Clone::clone)
+}
+
+fn note(code: &[u32]) {
+    let mut at = 0;
+    while at < code.len() {
+        let inst = decode(&code[at..]).unwrap_or_else(|e| panic!("{e}"));
+        at += inst.words as usize;
+        RUN.with_borrow_mut(|all| all.extend(evidence::keys(&inst)));
+    }
+}
+
+/// The records as a run finds them: what lanes do not begin with counts up.
+pub fn image(lanes: &[Lane]) -> Vec<u8> {
+    let mut out: Vec<u8> = (0..64 * RECORD * 4).map(|i| (i * 7 + i / 256) as u8).collect();
+    for (record, x) in out.chunks_mut(RECORD * 4).zip(lanes) {
+        for (to, value) in record.chunks_mut(8).zip([x.a, x.b, x.c, x.old]) {
+            to.copy_from_slice(&value.to_le_bytes());
+        }
+    }
+    out
 }
 
 /// splitmix64.
@@ -106,22 +142,23 @@ pub fn global(name: &str, data: u32, d: u32, offset: u32, sc0: bool) -> [u32; 2]
 /// `s_waitcnt vmcnt(0) lgkmcnt(0)`.
 pub const WAIT: u32 = 0xbf8c_0070;
 
-/// Runs the code on one wave, all checks on.
+/// Runs the code on one wave, all checks on. s[8:9] is where the records are.
 pub fn run(code: &[u32], lanes: &[Lane]) -> After {
+    attempt(code, lanes).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// The same for code that may be refused.
+pub fn attempt(code: &[u32], lanes: &[Lane]) -> Result<After, String> {
+    note(code);
     let memory = Memory::default();
     let data = memory.allocate(64 * RECORD * 4, Owner::Device(0), true).unwrap();
     let at = |lane: usize, word: usize| {
         // SAFETY: within the allocation of 64 records, which nothing else uses.
         unsafe { std::ptr::with_exposed_provenance_mut::<u32>(data.base).add(lane * RECORD + word) }
     };
-    for (lane, x) in lanes.iter().enumerate() {
-        for (i, value) in [x.a, x.b, x.c, x.old].into_iter().enumerate() {
-            for half in 0..2 {
-                // SAFETY: as above.
-                unsafe { at(lane, 2 * i + half).write((value >> (32 * half)) as u32) };
-            }
-        }
-    }
+    let begin = image(lanes);
+    // SAFETY: as above; both are of this length.
+    unsafe { at(0, 0).cast::<u8>().copy_from_nonoverlapping(begin.as_ptr(), begin.len()) };
     data.mark(data.base, 64 * RECORD * 4, true);
     let mut words = [s_mov(8, data.base as u32), s_mov(9, (data.base as u64 >> 32) as u32)].concat();
     // v_lshlrev_b32 v1, 6, v0; v_add_co_u32 v2, vcc, s8, v1; v_mov v3, s9; v_addc_co_u32 v3, vcc, 0, v3, vcc
@@ -139,14 +176,20 @@ pub fn run(code: &[u32], lanes: &[Lane]) -> After {
     words.push(WAIT);
     words.extend(global("global_store_dwordx4", 10, 0, 4 * OUT as u32, false));
     words.extend([WAIT, 0xbf81_0000]);
-    let kernel = Kernel::bare("semantics", &words, 32).unwrap();
-    let dispatch = Dispatch { groups: [1, 1, 1], block: [64, 1, 1], dynamic_lds: 1024, ..Dispatch::default() };
+    let kernel = Kernel::with_accumulators("semantics", &words, 32, 8).unwrap();
+    let dispatch = Dispatch { groups: [1, 1, 1], block: [64, 1, 1], dynamic_lds: LDS, ..Dispatch::default() };
     let mode = Mode { check: true, seed: 1, threads: 1, max_steps: 10_000, ..Mode::default() };
-    launch(&kernel, &memory, None, &dispatch, mode).unwrap_or_else(|e| panic!("{e}"));
+    launch(&kernel, &memory, None, &dispatch, mode).map_err(|e| e.to_string())?;
     // SAFETY: as above; the launch is done.
     let word = |lane, word| unsafe { at(lane, word).read() };
-    After {
+    let mut image: Vec<u8> = (0..64 * RECORD).flat_map(|i| word(i / RECORD, i % RECORD).to_le_bytes()).collect();
+    // Results went to places of their own; what the code itself left there is not looked at.
+    for (record, begin) in image.chunks_mut(RECORD * 4).zip(begin.chunks(RECORD * 4)) {
+        record[4 * OUT..4 * OUT + 16].copy_from_slice(&begin[4 * OUT..4 * OUT + 16]);
+    }
+    Ok(After {
         v: (0..64).map(|l| std::array::from_fn(|i| word(l, OUT + i))).collect(),
         memory: (0..64).map(|l| u64::from(word(l, 0)) | u64::from(word(l, 1)) << 32).collect(),
-    }
+        image,
+    })
 }

@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use amdhip64::isa::Encoding;
 
 use crate::{
-    bench::{Random, lanes, names, op, run, v, v_mov, vop3},
+    bench::{Lane, Random, lanes, names, op, run, v, v_mov, vop3},
     convert::f16,
 };
 
@@ -63,7 +63,7 @@ fn holds(condition: &str, order: Option<Ordering>) -> bool {
 }
 
 #[test]
-fn every_condition_of_every_type() {
+pub fn every_condition_of_every_type() {
     let all = names(Encoding::Vopc, "v_cmp_");
     assert!(all.len() > 40, "{all:?}");
     for name in all.into_iter().filter(|n| !n.contains("class")) {
@@ -78,6 +78,52 @@ fn every_condition_of_every_type() {
             let after = run(&code, &lanes);
             let found = u64::from(after.v[5][0]) | u64::from(after.v[5][1]) << 32;
             assert_eq!(found, expected, "{name}");
+        }
+    }
+}
+
+/// Ten classes of f32, one bit of b for each.
+#[test]
+pub fn classes() {
+    let number = op(Encoding::Vopc, "v_cmp_class_f32");
+    let code = [&vop3(number, 106, [v(4), v(6), 0])[..], &[v_mov(10, 106), v_mov(11, 107)]].concat();
+    // Their ends, by the bit that stands for them; negative ones first.
+    let ends = [
+        (0, 0x7f80_0001, 0x7fbf_ffff),
+        (1, 0x7fc0_0000, 0x7fff_ffff),
+        (2, 0xff80_0000, 0xff80_0000),
+        (3, 0x8080_0000, 0xff7f_ffff),
+        (4, 0x8000_0001, 0x807f_ffff),
+        (5, 0x8000_0000, 0x8000_0000),
+        (6, 0, 0),
+        (7, 1, 0x007f_ffff),
+        (8, 0x0080_0000, 0x7f7f_ffff),
+        (9, 0x7f80_0000, 0x7f80_0000u64),
+    ];
+    let holds = |x: u64, bits: u64| {
+        // No number is none of either sign.
+        let x = if x & 0x7fff_ffff > 0x7f80_0000 { x & 0x7fff_ffff } else { x };
+        ends.iter().any(|(bit, from, to)| (*from..=*to).contains(&x) && bits >> bit & 1 == 1)
+    };
+    for seed in 0..6 {
+        let mut r = Random(seed);
+        let inputs = lanes(seed, &[0, u64::MAX], Random::next);
+        let lanes: Vec<Lane> = inputs
+            .into_iter()
+            .map(|x| {
+                let (_, from, to) = ends[(r.next() % 10) as usize];
+                let a = match r.next() % 3 {
+                    0 => from,
+                    1 => to,
+                    _ => from + r.next() % (to - from + 1),
+                };
+                Lane { a: if from >> 31 == 0 && from > 0x7f80_0000 { a | (r.next() & 1) << 31 } else { a }, ..x }
+            })
+            .collect();
+        let after = run(&code, &lanes);
+        for (l, x) in lanes.iter().enumerate() {
+            let found = after.v[5][l / 32] >> (l % 32) & 1 == 1;
+            assert_eq!(found, holds(x.a & 0xffff_ffff, x.b), "lane {l}: {x:x?}");
         }
     }
 }

@@ -55,7 +55,7 @@ fn check(table: &[(&str, Formula)], corners: &[u64], random: fn(&mut Random) -> 
 }
 
 #[test]
-fn sums_products_and_choices() {
+pub fn sums_products_and_choices() {
     // A sum or a product of two f32 in f64 rounds as the exact one does.
     check(
         &[
@@ -97,9 +97,74 @@ fn sums_products_and_choices() {
     check(&[("v_fma_f32", |a, b, c| a * b + c)], &[0, 0x3f80_0000, 0xbd80_0000], sixteenths);
 }
 
+/// Magnitudes and signs of each source, in this order, before anything is computed.
+#[test]
+pub fn modifiers() {
+    for (absolute, negative) in [(0, 1), (0, 6), (1, 0), (2, 2), (4, 5), (7, 7), (3, 4)] {
+        let lanes = lanes(12, &[0x3f80_0000, 0xbf80_0000, 0x8000_0000], sixteenths);
+        let [first, second] = vector("v_fma_f32", 10, [v(4), v(6), v(8)]);
+        let after = run(&[first | absolute << 8, second | negative << 29], &lanes);
+        for (l, x) in lanes.iter().enumerate() {
+            let of = |y: u64, source: u32| {
+                let y = if absolute >> source & 1 == 1 { value(y).abs() } else { value(y) };
+                if negative >> source & 1 == 1 { -y } else { y }
+            };
+            let expected = of(x.a, 0) * of(x.b, 1) + of(x.c, 2);
+            let found = value(after.v[l][0].into());
+            assert!(same(found, f64::from(expected as f32)), "{absolute} {negative}, lane {l}: {x:x?}: {found}");
+        }
+    }
+}
+
+/// Multiply-adds with a constant behind the instruction, powers of two, and IEEE's maximum and minimum, which no number wins.
+#[test]
+pub fn with_constants_and_powers() {
+    let inputs = lanes(13, &[0, 0x3f80_0000], sixteenths);
+    for constant in [2.5f32, -0.125, 1000.0] {
+        for (name, formula) in [("v_fmamk_f32", (|a, b, k| a * k + b) as Formula), ("v_fmaak_f32", |a, b, k| a * b + k)]
+        {
+            let first = op(Encoding::Vop2, name) << 25 | 10 << 17 | 6 << 9 | v(4);
+            let after = run(&[first, constant.to_bits()], &inputs);
+            for (l, x) in inputs.iter().enumerate() {
+                let expected = formula(value(x.a), value(x.b), constant.into()) as f32;
+                assert!(same(value(after.v[l][0].into()), expected.into()), "{name} {constant}, lane {l}: {x:x?}");
+            }
+        }
+    }
+    // Powers that keep the result normal, and far ones; the step into denormals rounds.
+    let mut powers = lanes(14, &F32, any);
+    let mut r = Random(3);
+    powers.iter_mut().for_each(|x| x.b = u64::from((r.next() % 300) as u32).wrapping_sub(150) & 0xffff_ffff);
+    powers[5].b = 0x7fff_ffff;
+    powers[6].b = 0x8000_0000;
+    let after = run(&vector("v_ldexp_f32", 10, [v(4), v(6), 0]), &powers);
+    for (l, x) in powers.iter().enumerate() {
+        let n = x.b as u32 as i32;
+        // f64 holds every f32 times 2^-400 to 2^400 exactly, and rounds once.
+        let expected = (value(x.a) * 2f64.powi(n.clamp(-400, 400))) as f32;
+        assert!(same(value(after.v[l][0].into()), expected.into()), "v_ldexp_f32, lane {l}: {x:x?}");
+    }
+    let corners = [0, 0x8000_0000, 0x7fc0_0000, 0x7f80_0000, 0xff80_0000, 0x3f80_0000];
+    let inputs = lanes(15, &corners, any);
+    for (name, least) in [("v_maximum3_f32", false), ("v_minimum3_f32", true)] {
+        let after = run(&vector(name, 10, [v(4), v(6), v(8)]), &inputs);
+        for (l, x) in inputs.iter().enumerate() {
+            let mut all = [x.a, x.b, x.c].map(value);
+            let found = after.v[l][0];
+            if all.iter().any(|x| x.is_nan()) {
+                assert!(value(found.into()).is_nan(), "{name}, lane {l}: {x:x?}");
+            } else {
+                // Signed zeros are in order, too.
+                all.sort_by(f64::total_cmp);
+                assert_eq!(found, (all[if least { 0 } else { 2 }] as f32).to_bits(), "{name}, lane {l}: {x:x?}");
+            }
+        }
+    }
+}
+
 /// Within two units of the last place of the exact result.
 #[test]
-fn functions() {
+pub fn functions() {
     let positive = |r: &mut Random| r.next() & 0x007f_ffff | (100 + r.next() % 50) << 23;
     type Function = fn(f64) -> f64;
     let table: [(&str, Function); 5] = [
@@ -131,7 +196,7 @@ fn functions() {
 }
 
 #[test]
-fn doubles() {
+pub fn doubles() {
     let table: [(&str, Formula); 5] = [
         ("v_add_f64", |a, b, _| a + b),
         ("v_mul_f64", |a, b, _| a * b),
@@ -177,7 +242,7 @@ fn packed(name: &str, op_sel: u32, op_sel_hi: u32) -> [u32; 2] {
 }
 
 #[test]
-fn pairs() {
+pub fn pairs() {
     let table: [(&str, Formula); 3] =
         [("v_pk_add_f32", |a, b, _| a + b), ("v_pk_mul_f32", |a, b, _| a * b), ("v_pk_fma_f32", |a, b, c| a * b + c)];
     for (name, formula) in table {
@@ -195,9 +260,21 @@ fn pairs() {
             }
         }
     }
+    // Each half of the result from its own source, op_sel saying which half of it.
+    for op_sel in 0..4 {
+        let lanes = lanes(10, &[1], Random::next);
+        let after = run(&packed("v_pk_mov_b32", op_sel, 3), &lanes);
+        for (l, x) in lanes.iter().enumerate() {
+            let of = |y: u64, source: u32| (y >> (32 * (op_sel >> source & 1))) as u32;
+            assert_eq!(after.v[l][..2], [of(x.a, 0), of(x.b, 1)], "v_pk_mov_b32 {op_sel}, lane {l}: {x:x?}");
+        }
+    }
     type Words = fn(u32, u32) -> u32;
-    let table: [(&str, Words); 4] = [
+    let table: [(&str, Words); 7] = [
         ("v_pk_add_u16", |a, b| a + b),
+        ("v_pk_add_i16", |a, b| a + b),
+        ("v_pk_sub_u16", |a, b| a + 65536 - b),
+        ("v_pk_lshrrev_b16", |a, b| b >> (a % 16)),
         ("v_pk_sub_i16", |a, b| a + 65536 - b),
         ("v_pk_mul_lo_u16", u32::wrapping_mul),
         ("v_pk_lshlrev_b16", |a, b| b << (a % 16)),
@@ -231,7 +308,7 @@ fn nearest_half(x: f64) -> u32 {
 }
 
 #[test]
-fn mixed_multiply_adds() {
+pub fn mixed_multiply_adds() {
     // Sources a, b, c in v4, v6, v8; a bit of `halves` makes one an f16, and then one of `upper` takes its upper half.
     for (name, part) in [("v_fma_mix_f32", None), ("v_fma_mixlo_f16", Some(0)), ("v_fma_mixhi_f16", Some(16))] {
         for (halves, upper, negative, magnitude) in

@@ -50,7 +50,7 @@ fn check(table: &[(&str, Formula)], wide: bool) {
 }
 
 #[test]
-fn one_source() {
+pub fn one_source() {
     check(
         &[
             ("v_mov_b32", |_, a, _, _| a),
@@ -65,12 +65,15 @@ fn one_source() {
 }
 
 #[test]
-fn two_sources() {
+pub fn two_sources() {
     check(
         &[
             ("v_add_u32", |_, a, b, _| low(i128::from(a) + i128::from(b), 32)),
             ("v_sub_u32", |_, a, b, _| low(i128::from(a) - i128::from(b), 32)),
             ("v_subrev_u32", |_, a, b, _| low(i128::from(b) - i128::from(a), 32)),
+            ("v_add_i32", |_, a, b, _| low(i128::from(a) + i128::from(b), 32)),
+            ("v_sub_i32", |_, a, b, _| low(i128::from(a) - i128::from(b), 32)),
+            ("v_pack_b32_f16", |_, a, b, _| a % 65536 + b % 65536 * 65536),
             ("v_mul_i32_i24", |_, a, b, _| low(signed(a, 24) * signed(b, 24), 32)),
             ("v_mul_hi_i32_i24", |_, a, b, _| low((signed(a, 24) * signed(b, 24)).div_euclid(1 << 32), 32)),
             ("v_mul_u32_u24", |_, a, b, _| low(i128::from(a % (1 << 24)) * i128::from(b % (1 << 24)), 32)),
@@ -106,8 +109,12 @@ fn two_sources() {
             ("v_add_u16", |_, a, b, _| low(i128::from(a) + i128::from(b), 16)),
             ("v_sub_u16", |_, a, b, _| low(i128::from(a) - i128::from(b), 16)),
             ("v_mul_lo_u16", |_, a, b, _| low(i128::from(a) * i128::from(b), 16)),
+            ("v_subrev_u16", |_, a, b, _| low(i128::from(b) - i128::from(a), 16)),
+            ("v_lshrrev_b16", |_, a, b, _| b % 65536 / (1 << (a % 16))),
+            ("v_min_i16", |_, a, b, _| low(sorted([signed(a, 16), signed(b, 16)])[0], 16)),
             ("v_max_i16", |_, a, b, _| low(sorted([signed(a, 16), signed(b, 16)])[1], 16)),
             ("v_min_u16", |_, a, b, _| (a % 65536).min(b % 65536)),
+            ("v_max_u16", |_, a, b, _| (a % 65536).max(b % 65536)),
             ("v_lshlrev_b16", |_, a, b, _| low(i128::from(b) * (1 << (a % 16)), 16)),
             ("v_ashrrev_i16", |_, a, b, _| low(signed(b, 16).div_euclid(1 << (a % 16)), 16)),
         ],
@@ -142,7 +149,7 @@ fn field(a: u64, b: u64, c: u64, is_signed: bool) -> u64 {
 }
 
 #[test]
-fn three_sources() {
+pub fn three_sources() {
     check(
         &[
             ("v_mad_i32_i24", |_, a, b, c| low(signed(a, 24) * signed(b, 24) + signed(c, 32), 32)),
@@ -181,7 +188,7 @@ fn three_sources() {
 }
 
 #[test]
-fn of_64_bits() {
+pub fn of_64_bits() {
     check(
         &[
             ("v_mov_b64", |_, a, _, _| a),
@@ -200,9 +207,45 @@ fn of_64_bits() {
     );
 }
 
+/// Clamped sums and differences end at the ends of the range.
+#[test]
+pub fn saturation() {
+    type Exact = fn(i128, i128) -> i128;
+    let table: [(&str, Exact); 3] =
+        [("v_add_u32", |a, b| a + b), ("v_sub_u32", |a, b| a - b), ("v_subrev_u32", |a, b| b - a)];
+    for (name, exact) in table {
+        let lanes = lanes(6, &CORNERS, Random::next);
+        let [first, second] = vector(name, 10, [v(4), v(6), 0]);
+        let after = run(&[first | 1 << 15, second], &lanes);
+        for (l, x) in lanes.iter().enumerate() {
+            let expected = exact((x.a as u32).into(), (x.b as u32).into()).clamp(0, (1 << 32) - 1);
+            assert_eq!(i128::from(after.v[l][0]), expected, "{name} clamp, lane {l}: {x:x?}");
+        }
+    }
+}
+
+/// Any function of three bits: bit 4 a + 2 b + c of the table, which stands where other opcodes have modifiers.
+#[test]
+pub fn truth_tables() {
+    let lanes = lanes(8, &CORNERS, Random::next);
+    for (name, width) in [("v_bitop3_b32", 32), ("v_bitop3_b16", 16)] {
+        for table in (0..256u32).step_by(if width == 32 { 1 } else { 7 }) {
+            let [first, second] = vector(name, 10, [v(4), v(6), v(8)]);
+            // {output scaling, magnitude, negation}
+            let code = [first | (table >> 3 & 7) << 8, second | (table >> 6) << 27 | (table & 7) << 29];
+            let after = run(&code, &lanes);
+            for (l, x) in lanes.iter().enumerate() {
+                let place = |i: u32| 4 * u32::from(bit(x.a, i)) + 2 * u32::from(bit(x.b, i)) + u32::from(bit(x.c, i));
+                let expected = bits(|i| i < width && bit(table.into(), place(i)));
+                assert_eq!(u64::from(after.v[l][0]), expected, "{name} {table:x}, lane {l}: {x:x?}");
+            }
+        }
+    }
+}
+
 /// Sums and differences with carries in vcc, and the wide products.
 #[test]
-fn carries() {
+pub fn carries() {
     type Carry = fn(i128, i128, i128) -> i128;
     let table: [(&str, Carry); 6] = [
         ("v_add_co_u32", |a, b, _| a + b),

@@ -29,7 +29,7 @@ fn source(control: u32, l: i32) -> Option<i32> {
 }
 
 #[test]
-fn dpp_controls() {
+pub fn dpp_controls() {
     let lanes = lanes(1, &[5], Random::next);
     let quads = [0b00_01_10_11, 0b11_10_01_00, 0xb1, 0x4e];
     let rows = [0x101, 0x104, 0x10f, 0x111, 0x112, 0x118, 0x11f, 0x121, 0x127, 0x12f, 0x140, 0x141, 0x150, 0x15b];
@@ -60,7 +60,7 @@ fn dpp_controls() {
 }
 
 #[test]
-fn rows_change_places() {
+pub fn rows_change_places() {
     let lanes = lanes(2, &[5], Random::next);
     for (name, rows) in [("v_permlane16_swap_b32", 16), ("v_permlane32_swap_b32", 32)] {
         let swap = 0x3f << 25 | 10 << 17 | op(Encoding::Vop1, name) << 9 | v(4);
@@ -76,7 +76,7 @@ fn rows_change_places() {
 }
 
 #[test]
-fn single_lanes() {
+pub fn single_lanes() {
     let lanes = lanes(3, &[5], Random::next);
     let read = vop3(op(Encoding::Vop3, "v_readlane_b32"), 14, [v(4), 128 + 37, 0]);
     let write = vop3(op(Encoding::Vop3, "v_writelane_b32"), 10, [14, 128 + 21, 0]);
@@ -89,7 +89,7 @@ fn single_lanes() {
 }
 
 #[test]
-fn permutations() {
+pub fn permutations() {
     let mut lanes = lanes(4, &[5], Random::next);
     let pull = run(&ds("ds_bpermute_b32", 6, 4, 10, 0), &lanes);
     for (l, x) in lanes.iter().enumerate() {
@@ -113,5 +113,27 @@ fn permutations() {
         for l in 0..64 {
             assert_eq!(after.v[l][0], lanes[from(l)].a as u32, "ds_swizzle_b32 {offset:x}, lane {l}");
         }
+    }
+}
+
+/// There, from one to another, and back.
+#[test]
+pub fn accumulators() {
+    let lanes = lanes(5, &[5], Random::next);
+    let mai = |name: &str, d: u32, source: u32| [0x1a7 << 23 | op(Encoding::Mai, name) << 16 | d, v(source)];
+    let mov = 0x3f << 25 | 3 << 17 | op(Encoding::Vop1, "v_accvgpr_mov_b32") << 9 | v(1);
+    let code = [&mai("v_accvgpr_write_b32", 1, 4)[..], &mai("v_accvgpr_write_b32", 2, 6), &[mov]].concat();
+    let after = run(
+        &[
+            &code[..],
+            &mai("v_accvgpr_read_b32", 10, 3),
+            &mai("v_accvgpr_read_b32", 11, 2),
+            &mai("v_accvgpr_read_b32", 12, 1),
+        ]
+        .concat(),
+        &lanes,
+    );
+    for (l, x) in lanes.iter().enumerate() {
+        assert_eq!(after.v[l][..3], [x.a as u32, x.b as u32, x.a as u32], "lane {l}");
     }
 }

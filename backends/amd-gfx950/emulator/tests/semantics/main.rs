@@ -5,10 +5,15 @@
 //! in one is not the executor's. Rejected: expected numbers written down; they say one thing about one input.
 
 mod bench;
+mod buffer;
 mod compare;
+mod control;
 mod convert;
+mod divide;
+mod evidence;
 mod float;
 mod integer;
 mod lanes;
+mod lds;
 mod memory;
 mod scalar;

@@ -1,6 +1,8 @@
 //! LDS and device memory: widths, halves and signs, two places at a time, atomics.
 
-use crate::bench::{Random, WAIT, ds, global, lanes, run, v_mov, vector};
+use amdhip64::isa::Encoding;
+
+use crate::bench::{Random, WAIT, ds, global, image, lanes, op, run, v_mov, vector};
 
 /// v14 = 8 v0: each lane's own eight bytes of LDS.
 fn own() -> Vec<u32> {
@@ -14,7 +16,7 @@ fn signed(x: u64, bits: u32) -> i128 {
 }
 
 #[test]
-fn widths_of_lds() {
+pub fn widths_of_lds() {
     let lanes = lanes(1, &[0xff80_7f00_8000_7fff], Random::next);
     let write = [&own()[..], &ds("ds_write_b64", 14, 4, 0, 0), &[WAIT]].concat();
     type Narrow = fn(u64, u64) -> u64;
@@ -59,7 +61,7 @@ fn widths_of_lds() {
 
 /// Offsets of the two places count elements, or 64 of them.
 #[test]
-fn two_places_of_lds() {
+pub fn two_places_of_lds() {
     let lanes = lanes(2, &[1], Random::next);
     let write = [&own()[..], &ds("ds_write_b64", 14, 4, 0, 0), &[WAIT]].concat();
     let both = run(&[&write[..], &ds("ds_read2_b32", 14, 0, 10, 1)].concat(), &lanes);
@@ -80,6 +82,87 @@ fn two_places_of_lds() {
     for (l, x) in lanes.iter().enumerate() {
         assert_eq!(after.v[l][..2], [x.b as u32, x.a as u32], "ds_write2_b32, lane {l}");
     }
+}
+
+/// Global loads and stores of all widths: at a pair of registers and a signed offset, or at a scalar base and 32 bits of a register.
+#[test]
+pub fn global_widths() {
+    // Name behind `global_load_` or `global_store_`, bytes, sign-extended, the half that alone counts.
+    let table: [(&str, usize, bool, Option<u32>); 14] = [
+        ("ubyte", 1, false, None),
+        ("sbyte", 1, true, None),
+        ("ushort", 2, false, None),
+        ("sshort", 2, true, None),
+        ("dword", 4, false, None),
+        ("dwordx2", 8, false, None),
+        ("dwordx3", 12, false, None),
+        ("dwordx4", 16, false, None),
+        ("ubyte_d16", 1, false, Some(0)),
+        ("ubyte_d16_hi", 1, false, Some(16)),
+        ("sbyte_d16", 1, true, Some(0)),
+        ("sbyte_d16_hi", 1, true, Some(16)),
+        ("short_d16", 2, false, Some(0)),
+        ("short_d16_hi", 2, false, Some(16)),
+    ];
+    // v14 = 64 v0 + 32: behind the base in s[8:9], the middle of a lane's record.
+    let place = [vector("v_lshlrev_b32", 14, [134, 256, 0]), vector("v_add_u32", 14, [128 + 32, 256 + 14, 0])].concat();
+    let at = |name: &str, data: u32, d: u32, scalar: bool, offset: i32| {
+        let (address, base) = if scalar { (14, 8) } else { (2, 0x7f) };
+        let first = 0b11_0111 << 26 | op(Encoding::Global, name) << 18 | 2 << 14 | offset as u32 & 0x1fff;
+        [first, address | data << 8 | base << 16 | d << 24]
+    };
+    let lanes = lanes(3, &[0x8000_7fff_0080_ff00], Random::next);
+    let begin = image(&lanes);
+    for (n, (kind, bytes, signed, half)) in table.into_iter().enumerate() {
+        // From the start of the record, and from its middle.
+        for (scalar, offset) in [(false, (3 * n % 13) as i32), (true, -20 + n as i32)] {
+            let name = format!("global_load_{kind}");
+            let after = run(&[&place[..], &at(&name, 0, 10, scalar, offset)].concat(), &lanes);
+            for (l, x) in lanes.iter().enumerate() {
+                let from = (64 * l + if scalar { 32 } else { 0 }).wrapping_add_signed(offset as isize);
+                let mut expected = [x.old as u32, (x.old >> 32) as u32, 0, 0];
+                for (to, part) in expected.iter_mut().zip(begin[from..from + bytes].chunks(4)) {
+                    let found = part.iter().rev().fold(0, |all, byte| all << 8 | u64::from(*byte));
+                    let found = if signed { signed_low(found, 8 * bytes as u32) } else { found as u32 };
+                    *to = match half {
+                        Some(low) => *to & !(0xffff << low) | (found & 0xffff) << low,
+                        None => found,
+                    };
+                }
+                assert_eq!(after.v[l], expected, "{name} {scalar} {offset}, lane {l}");
+            }
+        }
+    }
+    for (n, (kind, bytes, low)) in [
+        ("byte", 1, 0),
+        ("byte_d16_hi", 1, 16),
+        ("short", 2, 0),
+        ("short_d16_hi", 2, 16),
+        ("dword", 4, 0),
+        ("dwordx2", 8, 0),
+        ("dwordx3", 12, 0),
+        ("dwordx4", 16, 0),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for (scalar, offset) in [(false, 48 + (16 - bytes as i32) / 2), (true, -32 + n as i32)] {
+            let name = format!("global_store_{kind}");
+            let after = run(&[&place[..], &at(&name, 4, 0, scalar, offset), &[WAIT]].concat(), &lanes);
+            let mut expected = begin.clone();
+            for (l, x) in lanes.iter().enumerate() {
+                let to = (64 * l + if scalar { 32 } else { 0 }).wrapping_add_signed(offset as isize);
+                let data = [(x.a >> low).to_le_bytes(), x.b.to_le_bytes()].concat();
+                expected[to..to + bytes].copy_from_slice(&data[..bytes]);
+            }
+            assert!(after.image == expected, "{name} {scalar} {offset}");
+        }
+    }
+}
+
+/// The low bits of a number as a signed one.
+fn signed_low(x: u64, bits: u32) -> u32 {
+    signed(x, bits) as u32
 }
 
 type Change = fn(u64, u64, u32) -> u64;
@@ -107,7 +190,7 @@ fn changes() -> [(&'static str, Change); 12] {
 }
 
 #[test]
-fn atomics_in_memory() {
+pub fn atomics_in_memory() {
     const CORNERS: [u64; 6] = [0, 1, 0x7fff_ffff, 0x8000_0000, 0x8000_0000_0000_0000, u64::MAX];
     for (what, formula) in changes() {
         for (bits, suffix) in [(32, ""), (64, "_x2")] {
@@ -128,7 +211,7 @@ fn atomics_in_memory() {
 }
 
 #[test]
-fn atomics_in_lds() {
+pub fn atomics_in_lds() {
     let of = |what: &str| match what {
         "add" | "sub" => format!("ds_{what}_rtn_u32"),
         "smin" | "smax" => format!("ds_{}_rtn_i32", &what[1..]),
@@ -146,6 +229,13 @@ fn atomics_in_lds() {
             let (a, b) = (x.a & 0xffff_ffff, x.b & 0xffff_ffff);
             assert_eq!(u64::from(after.v[l][2]), formula(a, b, 32), "{name}, lane {l}: {x:x?}");
             assert_eq!(u64::from(after.v[l][0]), a, "{name} returns what was there, lane {l}");
+        }
+        // And without a result; a swap has no such form.
+        if what != "swap" {
+            let name = name.replace("_rtn", "");
+            let code = [&write[..], &ds(&name, 14, 6, 0, 0), &[WAIT], &ds("ds_read_b32", 14, 0, 12, 0)].concat();
+            let left = |v: &[[u32; 4]]| v.iter().map(|v| v[2]).collect::<Vec<_>>();
+            assert_eq!(left(&run(&code, &lanes).v), left(&after.v), "{name}");
         }
     }
     // All lanes on one place: a sum has no order.
