@@ -1,5 +1,7 @@
 //! Launches as the emulator logged them; see its `hip/log.rs` for what members mean.
 
+use std::collections::BTreeSet;
+
 use serde::Deserialize;
 
 /// One launch.
@@ -17,6 +19,8 @@ pub struct Launch {
     pub groups: f64,
     /// Work-groups that ran.
     pub groups_run: f64,
+    /// Registers that the compiler spilt, vector and scalar.
+    spills: [u32; 2],
     matrix_macs: f64,
     group_bytes: f64,
     /// Cycles of LDS.
@@ -61,6 +65,8 @@ pub struct Sum {
     pub matrix_micros: f64,
     lds_cycles: f64,
     conflict_cycles: f64,
+    /// Kernels that spill.
+    pub spilling: BTreeSet<String>,
     /// Of the launch that takes longest: microseconds, kernel, registers, waves per SIMD, work-groups per unit, bound.
     pub longest: (f64, String, [u32; 3], String),
 }
@@ -106,6 +112,9 @@ impl Sum {
     fn add(&mut self, l: Launch) {
         let scale = l.groups / l.groups_run.max(1.0);
         self.launches += 1;
+        if l.spills != [0, 0] {
+            self.spilling.insert(l.kernel.clone());
+        }
         self.sampled |= l.groups > l.groups_run;
         self.line_bytes += l.line_bytes[0] + l.line_bytes[1];
         if let Some(moved) = l.hbm_bytes {

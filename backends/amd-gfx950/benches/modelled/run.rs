@@ -67,11 +67,11 @@ impl Session {
         Ok(Self { devices, _backend: backend, hip, log, listed, best })
     }
 
-    /// Both lines of a row.
+    /// Both lines of a row, and what is wrong with the first.
     ///
     /// # Errors
     /// Whatever the backend says.
-    pub fn measure(&self, row: &Row, sets: &Sets) -> Result<String, String> {
+    pub fn measure(&self, row: &Row, sets: &Sets) -> Result<(String, Vec<String>), String> {
         let needs = |ops: &[Op]| ops.iter().map(|op| op.floor_bytes).sum::<f64>();
         let own = [needs(&row.ops[0]), needs(&row.ops[1])];
         // Whichever cut needs less: what lies between the ops of the other is no need, unless they run apart.
@@ -100,7 +100,7 @@ impl Session {
             sum.behind = sum.behind.map(|bytes| bytes + left as f64);
             sums.push(sum);
         }
-        Ok(table::lines(row, floors, &sums, sets))
+        Ok((table::lines(row, floors, &sums, sets), table::problems(row, floors[0], &sums[0])))
     }
 
     fn logged(&self, from: u64) -> Result<String, String> {

@@ -10,6 +10,22 @@ pub const HEAD: &str = "\
 /// Largest share of the floor that memory-bound steps may move.
 const GATE: f64 = 1.15;
 
+/// What a row's first line, that of the specialised kernels, must not do: move more than the gate lets a memory-bound step, or spill.
+pub fn problems(row: &Row, floor: f64, s: &Sum) -> Vec<String> {
+    let over = bytes(s) / floor;
+    let mut out: Vec<String> =
+        s.spilling.iter().map(|kernel| format!("{}: {kernel} spills registers", row.title)).collect();
+    if row.memory_bound && over > GATE {
+        out.push(format!("{}: {over:.3} of the floor, {GATE} at most", row.title));
+    }
+    out
+}
+
+/// Bytes to and from HBM, as well as they are known.
+fn bytes(s: &Sum) -> f64 {
+    s.behind.unwrap_or(s.line_bytes)
+}
+
 /// What a row compares: devices of the session, and what their lines are called.
 pub struct Sets {
     /// The first line's and the second's.
@@ -44,7 +60,7 @@ pub fn lines(row: &Row, floors: [f64; 2], sums: &[Sum], sets: &Sets) -> String {
 
 fn line(row: &Row, floor: f64, kernels: &str, s: &Sum, ratio: &str) -> String {
     let about = if s.sampled { "~" } else { "" };
-    let bytes = s.behind.unwrap_or(s.line_bytes);
+    let bytes = bytes(s);
     let over = bytes / floor;
     let (mark, without) = match s.behind {
         Some(_) => (" †", format!(", {:.2} without cache", s.line_bytes / floor)),

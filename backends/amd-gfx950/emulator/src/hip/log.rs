@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `kernel`, `object` | symbol, and the FNV-1a hash of its code object, hexadecimal: which file it came from |
 //! | `grid`, `block`, `registers`, `lds_bytes` | work-groups and lanes per axis, vector registers, LDS of a work-group |
+//! | `spills` | registers that the compiler spilt, vector and scalar |
 //! | `waves_per_simd`, `groups_per_unit` | what a compute unit holds |
 //! | `groups`, `groups_run` | work-groups of the launch, and how many of them ran; the sums below are of those |
 //! | `instructions` | wave instructions by class |
@@ -86,6 +87,7 @@ pub fn line(kernel: &Kernel, dispatch: &Dispatch, mode: Mode, c: &Counters) -> S
     member("block", &list(&dispatch.block.map(f64::from)));
     member("registers", &registers);
     member("lds_bytes", &lds);
+    member("spills", &list(&kernel.spills.map(f64::from)));
     member("waves_per_simd", &occupancy.waves_per_simd);
     member("groups_per_unit", &occupancy.groups_per_unit);
     member("groups", &groups);
@@ -131,7 +133,7 @@ mod tests {
         let line = line(&kernel, &dispatch, mode, &counters);
         for part in [
             r#""kernel":"k_","object":"0000000000000000","grid":[100,3,1],"block":[256,1,1],"registers":40,"#,
-            r#""waves_per_simd":8,"groups_per_unit":8,"groups":300,"groups_run":4,"#,
+            r#""spills":[0,0],"waves_per_simd":8,"groups_per_unit":8,"groups":300,"groups_run":4,"#,
             r#""branch":0,"wait":16,"#,
             r#""vector":16,"transcendental":0,"matrix":0,"#,
             r#""line_bytes":[0,0],"#,
