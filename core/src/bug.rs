@@ -1,9 +1,9 @@
 //! Bugs that can be switched on, so that what looks for bugs can be seen to find them.
 //!
-//! `docs/reliability.md` lists them with their origin and the check that finds each; `tests/sim` switches them on, one
-//! at a time, in the thread that simulates. Only builds with debug assertions have them: without, `seeded!` is the
-//! constant `false` and nothing of this module exists. Rejected: cargo features, which another crate's features could
-//! switch on in a release.
+//! `docs/reliability.md` lists them with their origin and the check that finds each; `tests/sim` switches on those of the
+//! engine, `driver/races` those of threads, one at a time, in the thread that simulates. Only builds with debug
+//! assertions have them: without, `seeded!` is the constant `false` and nothing of this module exists. Rejected: cargo
+//! features, which another crate's features could switch on in a release.
 
 /// Whether a seeded bug is on in this thread.
 macro_rules! seeded {
@@ -33,20 +33,25 @@ mod switch {
     }
 
     macro_rules! bugs {
-        ($($name:ident: $what:literal,)*) => {
+        ($($thread:ident: $of_thread:literal,)*; $($name:ident: $what:literal,)*) => {
             /// A seeded bug.
             #[derive(Clone, Copy, Debug, PartialEq, Eq)]
             pub enum Bug {
+                $(#[doc = $of_thread] $thread,)*
                 $(#[doc = $what] $name,)*
             }
 
             impl Bug {
-                /// All of them.
-                pub const ALL: &[Self] = &[$(Self::$name),*];
+                /// All of threads: `driver/races` finds them.
+                pub const THREADS: &[Self] = &[$(Self::$thread),*];
+
+                /// All of the engine, which knows no threads: the simulator finds them.
+                pub const ENGINE: &[Self] = &[$(Self::$name),*];
 
                 /// As in `docs/reliability.md`.
                 pub fn name(self) -> &'static str {
                     match self {
+                        $(Self::$thread => stringify!($thread),)*
                         $(Self::$name => stringify!($name),)*
                     }
                 }
@@ -55,6 +60,18 @@ mod switch {
     }
 
     bugs! {
+        // Of threads.
+        NewestIsTakenFirst: "What was given last is taken first.",
+        ClosingWakesNobody: "Who sleeps until there is something to do does not hear that there will be nothing.",
+        ThreadsAreLeftBehind: "Nobody waits for threads that were told to end.",
+        FailedTurnStopsNothing: "The turn behind one that failed is run.",
+        MaskBeingMadeIsNotWaitedFor: "Masks that are being made when they are needed come with the next step's.",
+        OneReaderIsWoken: "Of those who wait for block events one hears that there are some.",
+        EndOfEventsWakesNobody: "Who waits for block events does not hear that no more will come.",
+        GapIsNotTold: "A reader who missed block events does not hear of it.",
+        StepsAreCountedNotNumbered: "A reader of steps goes on by how many it read, not by the last one's number.",
+        ;
+        // Of the engine.
         JointMatchTakesPagesOnly: "A hit counts where the pages resume, whatever the state does.",
         HitIsNotCounted: "Pages of a hit are held, computing starts at 0.",
         FoundPagesAreNotAnnounced: "The device does not hear of the pages of a hit.",

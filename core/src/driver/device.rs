@@ -3,7 +3,7 @@
 //! The device and the parameter blocks travel together in one boxed [`Turn`], to the device's thread and back. Whoever
 //! has the device has it alone, so nothing is shared and nothing can race. A step that the device samples leaves the device
 //! with its thread, and comes back with copies of the few words that were sampled: the step behind it can then be waiting in
-//! the channel, and starts without anybody's help. So there are two turns, and the channels never hold more than two.
+//! the queue, and starts without anybody's help. So there are two turns, and the queues never hold more than two.
 //! The next turn that is not sampled brings the device home; so does a replay or a draft's pass behind a sampled turn, and then
 //! nothing else is under way. Every pass runs on this one thread, as device runtimes with a per-thread current device need.
 //!
@@ -11,17 +11,15 @@
 //! the CPU backend computes in the call. Rejected too: a device that never leaves its thread. The host's sampler reads logits
 //! where they are, and copying them, a vocabulary per request and step, costs more than sending a pointer.
 
-use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::mpsc::{Receiver, SyncSender, sync_channel},
-    thread::JoinHandle,
-};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use tokenspeed_backend_api::catalogue::{CHOSEN_WIDTH, LOGPROBS_WIDTH};
 
-use super::StepRunner;
+use super::{StepRunner, queue::Items, workers::Workers};
 use crate::{
+    bug::seeded,
     engine::{EngineState, Pass, Plan},
+    monitor::{Monitor, StdMonitor},
     sampler::device::{Sampled, SampledPasses},
     step::StepBuffer,
 };
@@ -66,7 +64,11 @@ pub(super) enum Failure {
 
 impl Turn {
     pub fn new(state: &EngineState) -> Box<Self> {
-        let (step, second) = (state.new_step_buffer(), state.new_step_buffer());
+        Self::of(state.new_step_buffer(), state.new_step_buffer())
+    }
+
+    /// With room for what fits the blocks.
+    pub(super) fn of(step: StepBuffer, second: StepBuffer) -> Box<Self> {
         let rows = step.capacity().samples as usize;
         Box::new(Self {
             runner: None,
@@ -100,6 +102,13 @@ impl Turn {
         self.second.copy_from(step);
         self.passes = [Some((pass, n_logit_rows)), None];
         (self.is_sampled, self.is_behind) = (false, false);
+    }
+
+    /// A forward pass over the block as it is.
+    #[cfg(test)]
+    pub(super) fn set_forward(&mut self, n_logit_rows: u32, is_sampled: bool, is_behind: bool) {
+        self.passes = [Some((Pass::Forward, n_logit_rows)), None];
+        (self.is_sampled, self.is_behind) = (is_sampled, is_behind);
     }
 
     /// What the device sampled in this turn.
@@ -153,68 +162,47 @@ impl Turn {
     }
 }
 
-/// The thread. Dropping it ends the thread.
-pub(super) struct DeviceThread {
-    orders: Option<SyncSender<Box<Turn>>>,
-    done: Receiver<Box<Turn>>,
-    thread: Option<JoinHandle<()>>,
-}
+/// The thread. Dropping it ends the thread after the turn it runs.
+pub(super) struct DeviceThread<M: Monitor<Items<Box<Turn>>> = StdMonitor<Items<Box<Turn>>>>(Workers<Box<Turn>, M>);
 
 /// Turns under way, at most.
 const TURNS: usize = 2;
 
-impl DeviceThread {
-    ///
+impl<M: Monitor<Items<Box<Turn>>> + Send + Sync + 'static> DeviceThread<M> {
     /// It says itself when a turn ended, by `now_ns`: whoever waits may be late, and with a step behind another one late for
     /// both, so that the second would seem to have taken no time.
     pub fn start(now_ns: impl Fn() -> u64 + Send + 'static) -> Self {
-        let (orders, todo) = sync_channel::<Box<Turn>>(TURNS);
-        let (report, done) = sync_channel(TURNS);
-        let run = move || {
-            let mut kept = None;
-            let mut has_failed = false;
-            while let Ok(mut turn) = todo.recv() {
-                let mut runner: Box<dyn StepRunner> =
-                    turn.runner.take().or_else(|| kept.take()).expect("the device is with a turn, or stayed");
-                if turn.is_behind && has_failed {
-                    turn.outcome = Err(Failure::NotRun);
-                } else {
-                    turn.run(&mut *runner);
-                }
-                has_failed = turn.outcome.is_err();
-                turn.ended_ns = now_ns();
-                if turn.is_sampled {
-                    kept = Some(runner);
-                } else {
-                    turn.runner = Some(runner);
-                }
-                if report.send(turn).is_err() {
-                    break;
-                }
+        let mut kept = None;
+        let mut has_failed = false;
+        let run = move |mut turn: Box<Turn>| {
+            let mut runner: Box<dyn StepRunner> =
+                turn.runner.take().or_else(|| kept.take()).expect("the device is with a turn, or stayed");
+            if turn.is_behind && has_failed && !seeded!(FailedTurnStopsNothing) {
+                turn.outcome = Err(Failure::NotRun);
+            } else {
+                turn.run(&mut *runner);
             }
+            has_failed = turn.outcome.is_err();
+            turn.ended_ns = now_ns();
+            if turn.is_sampled {
+                kept = Some(runner);
+            } else {
+                turn.runner = Some(runner);
+            }
+            turn
         };
-        let thread = std::thread::Builder::new().name("device".into()).spawn(run).expect("a thread can be started");
-        Self { orders: Some(orders), done, thread: Some(thread) }
+        let mut workers = Workers::new(TURNS);
+        workers.start("device", run).expect("a thread can be started");
+        Self(workers)
     }
 
     /// Run a turn's passes, behind those launched before. Each is to be waited for, in order.
     pub fn launch(&self, turn: Box<Turn>) {
-        let sent = self.orders.as_ref().expect("taken only when dropped").send(turn);
-        assert!(sent.is_ok(), "the thread ends only after its orders do");
+        self.0.give(turn);
     }
 
     /// The turn launched first of those not waited for, when its passes have run.
     pub fn wait(&self) -> Box<Turn> {
-        self.done.recv().expect("a turn always comes back: panics are caught")
-    }
-}
-
-impl Drop for DeviceThread {
-    fn drop(&mut self) {
-        self.orders = None;
-        if let Some(thread) = self.thread.take() {
-            // It cannot have panicked.
-            let _ = thread.join();
-        }
+        self.0.take()
     }
 }

@@ -4,48 +4,56 @@
 //! for anybody, however many read and however slow. Rejected: a queue per reader, which the engine would have to fill.
 
 use std::{
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use crate::cache::events::{BlockEvent, EventRing};
+use crate::{
+    bug::seeded,
+    cache::events::{BlockEvent, EventRing},
+    monitor::{Monitor, StdMonitor},
+};
 
-struct State {
+/// What the engine thread and the readers share.
+pub(super) struct State {
     ring: EventRing,
     /// No more will come.
     has_ended: bool,
 }
 
 /// Shared by the engine thread and the readers.
-pub(super) struct Feed {
-    state: Mutex<State>,
-    grown: Condvar,
+pub(super) struct Feed<M = StdMonitor<State>> {
+    state: M,
 }
 
-impl Feed {
+impl<M: Monitor<State>> Feed<M> {
     pub(super) fn new(page_tokens: u32, capacity: u32) -> Arc<Self> {
         let state = State { ring: EventRing::new(page_tokens, capacity), has_ended: false };
-        Arc::new(Self { state: Mutex::new(state), grown: Condvar::new() })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        Arc::new(Self { state: M::new(state) })
     }
 
     /// Take over what is new in the engine's own ring.
     pub(super) fn follow(&self, events: &EventRing) {
-        let mut state = self.lock();
-        if events.next() > state.ring.next() {
-            state.ring.follow(events);
-            drop(state);
-            self.grown.notify_all();
+        let has_grown = self.state.with(|state| {
+            let is_new = events.next() > state.ring.next();
+            if is_new {
+                state.ring.follow(events);
+            }
+            is_new
+        });
+        if has_grown && seeded!(OneReaderIsWoken) {
+            self.state.notify();
+        } else if has_grown {
+            self.state.notify_all();
         }
     }
 
     /// The engine has ended.
     pub(super) fn end(&self) {
-        self.lock().has_ended = true;
-        self.grown.notify_all();
+        self.state.with(|state| state.has_ended = true);
+        if !seeded!(EndOfEventsWakesNobody) {
+            self.state.notify_all();
+        }
     }
 }
 
@@ -62,43 +70,53 @@ pub struct EventBatch {
 }
 
 /// A reader of the block events of an engine, from the oldest that is still kept.
-pub struct BlockEvents {
-    feed: Arc<Feed>,
-    next: u64,
-}
+pub struct BlockEvents(Reader);
 
 impl std::fmt::Debug for BlockEvents {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "BlockEvents(at {})", self.next)
+        write!(f, "BlockEvents(at {})", self.0.next)
+    }
+}
+
+impl BlockEvents {
+    pub(super) fn new(feed: Arc<Feed>) -> Self {
+        Self(Reader::new(feed))
+    }
+
+    /// The next events; blocks until there are some, for at most `timeout`.
+    pub fn next(&mut self, timeout: Duration) -> EventBatch {
+        self.0.next(timeout)
     }
 }
 
 /// Events copied at once, so that the engine does not wait long for the lock.
 const BATCH_MAX: u64 = 256;
 
-impl BlockEvents {
-    pub(super) fn new(feed: Arc<Feed>) -> Self {
+/// A place in the feed.
+pub(super) struct Reader<M = StdMonitor<State>> {
+    feed: Arc<Feed<M>>,
+    next: u64,
+}
+
+impl<M: Monitor<State>> Reader<M> {
+    pub(super) fn new(feed: Arc<Feed<M>>) -> Self {
         Self { feed, next: 0 }
     }
 
-    /// The next events; blocks until there are some, for at most `timeout`.
-    pub fn next(&mut self, timeout: Duration) -> EventBatch {
-        let deadline = Instant::now() + timeout;
-        let mut state = self.feed.lock();
-        while self.next >= state.ring.next() && !state.has_ended {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return EventBatch::default();
+    pub(super) fn next(&mut self, timeout: Duration) -> EventBatch {
+        let next = &mut self.next;
+        let batch = self.feed.state.wait_until(Instant::now() + timeout, |State { ring, has_ended }| {
+            if *next >= ring.next() && !*has_ended {
+                return None;
             }
-            state = self.feed.grown.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
-        let ring = &state.ring;
-        let lost = ring.oldest().saturating_sub(self.next);
-        let end = ring.next().min(self.next + lost + BATCH_MAX);
-        let events: Vec<BlockEvent> = (self.next + lost..end).filter_map(|number| ring.get(number)).collect();
-        let has_ended = state.has_ended && end == ring.next();
-        self.next = end;
-        EventBatch { lost, events, has_ended }
+            let lost = ring.oldest().saturating_sub(*next);
+            let end = ring.next().min(*next + lost + BATCH_MAX);
+            let events: Vec<BlockEvent> = (*next + lost..end).filter_map(|number| ring.get(number)).collect();
+            *next = end;
+            let lost = if seeded!(GapIsNotTold) { 0 } else { lost };
+            Some(EventBatch { lost, events, has_ended: *has_ended && end == ring.next() })
+        });
+        batch.unwrap_or_default()
     }
 }
 
@@ -112,7 +130,7 @@ mod tests {
     #[test]
     fn each_reader_has_its_own_place_and_hears_of_gaps() {
         let mut own = EventRing::new(1, 4);
-        let feed = Feed::new(1, 4);
+        let feed = Feed::<StdMonitor<State>>::new(1, 4);
         let (mut quick, mut slow) = (BlockEvents::new(Arc::clone(&feed)), BlockEvents::new(Arc::clone(&feed)));
         assert_eq!(quick.next(SOON), EventBatch::default());
         for n in 0..6u64 {
@@ -128,7 +146,7 @@ mod tests {
 
     #[test]
     fn a_reader_is_woken_from_another_thread() {
-        let feed = Feed::new(1, 64);
+        let feed = Feed::<StdMonitor<State>>::new(1, 64);
         let mut reader = BlockEvents::new(Arc::clone(&feed));
         let writer = std::thread::spawn(move || {
             let mut own = EventRing::new(1, 8);

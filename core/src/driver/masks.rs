@@ -5,119 +5,72 @@
 //! helpers. Queues keep their room; handing over a job moves a pointer. Rejected: a thread per step (20 µs each), and
 //! the device's own worker threads, which are busy with the very step that is to be overlapped.
 
-use std::{
-    collections::VecDeque,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
-    thread::JoinHandle,
+use super::{queue::Items, workers::Workers};
+use crate::{
+    bug::seeded,
+    grammar::MaskJob,
+    monitor::{Monitor, StdMonitor},
 };
 
-use crate::grammar::MaskJob;
-
-#[derive(Default)]
-struct Queue {
-    todo: VecDeque<MaskJob>,
-    done: Vec<MaskJob>,
-    /// Jobs being run.
-    n_running: usize,
-    is_closed: bool,
+/// Something to be done once, on any thread.
+pub(super) trait Job: Send + 'static {
+    /// Do it. It does not panic.
+    fn run(&mut self);
 }
 
-#[derive(Default)]
-struct Shared {
-    queue: Mutex<Queue>,
-    /// Something to do, or the end.
-    filled: Condvar,
-    /// A job is done.
-    finished: Condvar,
-}
-
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        // A job never panics, and nothing else is done while the lock is held.
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn work(&self) {
-        let mut queue = self.lock();
-        loop {
-            let Some(mut job) = queue.todo.pop_front() else {
-                if queue.is_closed {
-                    return;
-                }
-                queue = self.filled.wait(queue).unwrap_or_else(PoisonError::into_inner);
-                continue;
-            };
-            queue.n_running += 1;
-            drop(queue);
-            job.run();
-            queue = self.lock();
-            queue.n_running -= 1;
-            queue.done.push(job);
-            self.finished.notify_one();
-        }
+impl Job for MaskJob {
+    fn run(&mut self) {
+        Self::run(self);
     }
 }
 
 /// The threads and what they are to do.
-pub(super) struct MaskThreads {
-    shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
+pub(super) struct MaskThreads<J: Job = MaskJob, M: Monitor<Items<J>> = StdMonitor<Items<J>>> {
+    workers: Workers<J, M>,
     /// How many to start.
     count: usize,
+    /// Jobs begun and not handed back.
+    n_lent: usize,
 }
 
-impl MaskThreads {
+impl<J: Job, M: Monitor<Items<J>> + Send + Sync + 'static> MaskThreads<J, M> {
     /// None yet; a quarter of the cores later, at most 4.
     pub(super) fn new() -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { shared: Arc::default(), threads: Vec::new(), count: (cores / 4).clamp(1, 4) }
+        Self::of((cores / 4).clamp(1, 4))
+    }
+
+    /// So many threads, later.
+    pub(super) fn of(count: usize) -> Self {
+        Self { workers: Workers::new(0), count, n_lent: 0 }
     }
 
     /// Begin a job in the background.
-    pub(super) fn begin(&mut self, job: MaskJob) {
-        if self.threads.is_empty() {
+    pub(super) fn begin(&mut self, job: J) {
+        if self.workers.n_threads() == 0 {
             // A machine that gives no thread does without: `finish` does the jobs.
-            self.threads.extend((0..self.count).filter_map(|_| {
-                let shared = Arc::clone(&self.shared);
-                std::thread::Builder::new().name("masks".into()).spawn(move || shared.work()).ok()
-            }));
+            let start = |_| {
+                let work = |mut job: J| {
+                    job.run();
+                    job
+                };
+                self.workers.start("masks", work).is_ok()
+            };
+            let _ = (0..self.count).all(start);
         }
-        self.shared.lock().todo.push_back(job);
-        self.shared.filled.notify_one();
+        self.n_lent += 1;
+        self.workers.give(job);
     }
 
     /// Hand every job back, done. The calling thread helps.
-    pub(super) fn finish(&mut self, take: &mut dyn FnMut(MaskJob)) {
-        if self.threads.is_empty() {
-            // Nothing was ever begun, or no thread could be started.
-            self.shared.lock().todo.drain(..).for_each(take);
-            return;
-        }
-        let mut queue = self.shared.lock();
-        while let Some(mut job) = queue.todo.pop_front() {
-            drop(queue);
+    pub(super) fn finish(&mut self, take: &mut dyn FnMut(J)) {
+        while let Some(mut job) = self.workers.take_back() {
             job.run();
             take(job);
-            queue = self.shared.lock();
+            self.n_lent -= 1;
         }
-        while queue.n_running > 0 {
-            queue = self.shared.finished.wait(queue).unwrap_or_else(PoisonError::into_inner);
-        }
-        queue.done.drain(..).for_each(take);
-    }
-}
-
-impl Drop for MaskThreads {
-    fn drop(&mut self) {
-        {
-            let mut queue = self.shared.lock();
-            queue.is_closed = true;
-            queue.todo.clear();
-        }
-        self.shared.filled.notify_all();
-        for thread in self.threads.drain(..) {
-            // It cannot have panicked: a job catches what its grammar does.
-            let _ = thread.join();
-        }
+        let n_begun = std::mem::take(&mut self.n_lent);
+        let n_begun = if seeded!(MaskBeingMadeIsNotWaitedFor) { 0 } else { n_begun };
+        (0..n_begun).for_each(|_| take(self.workers.take()));
     }
 }

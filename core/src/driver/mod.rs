@@ -17,10 +17,13 @@ mod feed;
 mod inbox;
 mod masks;
 mod outstanding;
+mod queue;
 #[cfg(test)]
 mod races;
 mod report;
+mod steps;
 mod thread;
+mod workers;
 
 use std::{
     sync::{
@@ -44,6 +47,7 @@ use feed::Feed;
 pub use feed::{BlockEvents, EventBatch};
 use inbox::{Command, Inbox};
 use outstanding::Outstanding;
+use steps::Steps;
 
 /// Runs one step on a device.
 pub trait StepRunner: Send {
@@ -100,7 +104,7 @@ struct Shared {
     metrics: Mutex<Metrics>,
     outstanding: Outstanding,
     gate: Mutex<Gate>,
-    trace: Mutex<StepTrace>,
+    steps: Steps,
     draining: AtomicBool,
     dead: Mutex<Option<String>>,
     /// Nanoseconds since `epoch` when the step in flight began; 0 = none.
@@ -121,10 +125,6 @@ impl Shared {
 
     fn gate(&self) -> MutexGuard<'_, Gate> {
         self.gate.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn trace(&self) -> MutexGuard<'_, StepTrace> {
-        self.trace.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// For callers who already know that the thread has ended.
@@ -170,7 +170,7 @@ impl EngineHandle {
             metrics: Mutex::new(state.metrics()),
             outstanding: Outstanding::default(),
             gate: Mutex::new(Gate::new(max_queue_delay.map(|delay| delay.as_nanos() as u64))),
-            trace: Mutex::default(),
+            steps: Steps::new(StepTrace::default()),
             draining: AtomicBool::new(false),
             dead: Mutex::new(None),
             step_began_ns: AtomicU64::new(0),
@@ -264,23 +264,11 @@ impl Engine for EngineHandle {
     }
 
     fn steps(&self, after: u64, most: usize) -> Vec<StepRecord> {
-        // The engine's thread waits for the lock: a few steps at a time.
-        const AT_ONCE: usize = 32;
-        let (mut steps, mut after) = (Vec::new(), after);
-        while steps.len() < most {
-            let before = steps.len();
-            self.shared.trace().copy(after, AT_ONCE.min(most - before), &mut steps);
-            match steps.last() {
-                Some(last) if steps.len() > before => after = last.decisions.sequence,
-                _ => break,
-            }
-        }
-        steps
+        self.shared.steps.copy(after, most, steps::AT_ONCE)
     }
 
     fn last_steps(&self, n: usize) -> Vec<StepRecord> {
-        let before = self.shared.trace().before_last(n);
-        self.steps(before, n)
+        self.shared.steps.copy_last(n, steps::AT_ONCE)
     }
 }
 

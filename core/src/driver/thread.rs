@@ -104,7 +104,7 @@ struct EngineThread {
     shared: Arc<Shared>,
     state: EngineState,
     /// Turns that are not under way, one of them with the device unless that is away with another or stayed on its thread.
-    #[expect(clippy::vec_box, reason = "they go through channels as they are, without moving their buffers")]
+    #[expect(clippy::vec_box, reason = "they go through queues as they are, without moving their buffers")]
     idle: Vec<Box<Turn>>,
     device: DeviceThread,
     /// Steps under way, in order: the one in flight, and the one behind it.
@@ -185,7 +185,7 @@ impl EngineThread {
     }
 
     fn launch(&mut self, mut turn: Box<Turn>, plan: Plan, began_ns: u64, is_behind: bool) {
-        self.shared.trace().planned(self.state.decisions());
+        self.shared.steps.planned(self.state.decisions());
         if !is_behind {
             self.shared.step_began_ns.store(began_ns.max(1), Ordering::Release);
         }
@@ -240,7 +240,7 @@ impl EngineThread {
         // Of the step just taken in, some may have ended: nobody is protected who is gone.
         self.state.set_step_tokens(self.budget.tokens(self.state.n_decoding()));
         if is_ok {
-            self.shared.trace().ended(sequence, self.shared.now_ns());
+            self.shared.steps.ended(sequence, self.shared.now_ns());
         }
         self.reporter.step(decode, took_ns);
         Ok(())

@@ -22,7 +22,7 @@ pub struct StepRecord {
     pub ended_ns: Option<u64>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Kept {
     /// Without its list.
     head: Decisions,
@@ -33,28 +33,36 @@ struct Kept {
 }
 
 /// The ring.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct StepTrace {
     steps: VecDeque<Kept>,
     decisions: Vec<Decision>,
     n_decisions: u64,
+    /// Steps and decisions that there is room for.
+    room: (usize, usize),
 }
 
 impl Default for StepTrace {
     fn default() -> Self {
-        Self { steps: VecDeque::with_capacity(STEPS_MAX), decisions: Vec::with_capacity(DECISIONS_MAX), n_decisions: 0 }
+        Self::new(STEPS_MAX, DECISIONS_MAX)
     }
 }
 
 impl StepTrace {
+    /// With room for so many steps and decisions.
+    pub fn new(n_steps: usize, n_decisions: usize) -> Self {
+        let (steps, decisions) = (VecDeque::with_capacity(n_steps), Vec::with_capacity(n_decisions));
+        Self { steps, decisions, n_decisions: 0, room: (n_steps, n_decisions) }
+    }
+
     /// A step has been planned. Allocates nothing.
     pub fn planned(&mut self, step: &Decisions) {
-        if self.steps.len() == STEPS_MAX {
+        if self.steps.len() == self.room.0 {
             self.steps.pop_front();
         }
         let first = self.n_decisions;
         for decision in &step.list {
-            let at = (self.n_decisions % DECISIONS_MAX as u64) as usize;
+            let at = (self.n_decisions % self.room.1 as u64) as usize;
             match self.decisions.get_mut(at) {
                 Some(slot) => *slot = *decision,
                 None => self.decisions.push(*decision),
@@ -85,9 +93,9 @@ impl StepTrace {
     }
 
     fn record(&self, kept: &Kept) -> StepRecord {
-        let is_kept = kept.first + DECISIONS_MAX as u64 >= self.n_decisions;
+        let is_kept = kept.first + self.room.1 as u64 >= self.n_decisions;
         let numbers = kept.first..kept.first + if is_kept { u64::from(kept.n) } else { 0 };
-        let list = numbers.map(|number| self.decisions[(number % DECISIONS_MAX as u64) as usize]).collect();
+        let list = numbers.map(|number| self.decisions[(number % self.room.1 as u64) as usize]).collect();
         StepRecord { decisions: Decisions { list, ..kept.head }, ended_ns: kept.ended_ns }
     }
 }

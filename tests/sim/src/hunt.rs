@@ -114,5 +114,15 @@ pub fn expected(bug: Bug) -> &'static [Check] {
         Bug::MaskOfTheFirstRowForAll => &[Heard, Assertion],
         Bug::GuessStaysInTheGrammar | Bug::WholeAnswerGoesOn | Bug::FailureAheadEndsTheAnswer => &[Heard],
         Bug::HeldPageIsEvicted | Bug::ReleaseStartsAtTheFront => &[Conservation, Assertion],
+        // There are no threads here.
+        Bug::NewestIsTakenFirst
+        | Bug::ClosingWakesNobody
+        | Bug::ThreadsAreLeftBehind
+        | Bug::FailedTurnStopsNothing
+        | Bug::MaskBeingMadeIsNotWaitedFor
+        | Bug::OneReaderIsWoken
+        | Bug::EndOfEventsWakesNobody
+        | Bug::GapIsNotTold
+        | Bug::StepsAreCountedNotNumbered => &[],
     }
 }

@@ -49,8 +49,8 @@ fn parse(arguments: &[String]) -> Result<(Campaign, Option<String>), String> {
 fn look_for(name: &str, campaign: &Campaign) -> ExitCode {
     use tokenspeed_core::bug::Bug;
     use tokenspeed_sim::hunt::hunt;
-    let Some(bug) = Bug::ALL.iter().find(|bug| bug.name() == name) else {
-        let names: Vec<&str> = Bug::ALL.iter().map(|bug| bug.name()).collect();
+    let Some(bug) = Bug::ENGINE.iter().find(|bug| bug.name() == name) else {
+        let names: Vec<&str> = Bug::ENGINE.iter().map(|bug| bug.name()).collect();
         eprintln!("there is no bug `{name}`; there are {}", names.join(", "));
         return ExitCode::FAILURE;
     };

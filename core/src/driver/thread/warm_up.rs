@@ -9,10 +9,7 @@
 //! it knows a device's throughput, not this machine's.
 
 use super::{EngineThread, copy};
-use crate::{
-    request::{Request, RequestId, SamplingParams},
-    scheduler::trace::StepTrace,
-};
+use crate::request::{Request, RequestId, SamplingParams};
 
 /// Requests at once, one group after the other: a group's costs hold up to the next.
 const GROUPS: [u32; 3] = [1, 4, 16];
@@ -46,7 +43,7 @@ impl EngineThread {
         }
         copy(&mut self.state, &mut self.idle);
         self.state.end_warm_up();
-        *self.shared.trace() = StepTrace::default();
+        self.shared.steps.forget();
         Ok(())
     }
 
