@@ -1,5 +1,7 @@
 //! The engine thread's loop.
 
+#[cfg(test)]
+mod tests;
 mod warm_up;
 
 use std::{
@@ -227,6 +229,10 @@ impl EngineThread {
                 self.let_land();
                 let routes = &mut self.routes;
                 self.state.fail_all(&message, &mut |id, event| routes.deliver(id, event));
+                // What was planned ahead may have ordered copies; whatever they are of is forgotten next.
+                while let Some(order) = self.state.next_copy() {
+                    self.state.copied(order.id, false);
+                }
                 // States that were to be replayed may be stored already.
                 self.state.flush_cache().expect("nothing runs after everything failed");
                 status?;

@@ -1,0 +1,113 @@
+//! The engine thread on a device that does what a test says.
+
+use std::sync::{Arc, Condvar, Mutex};
+
+use crate::{
+    cache::copies::CopyOrder,
+    client::Engine,
+    driver::{CopyError, DriverConfig, EngineHandle, StepRunner},
+    engine::{EngineConfig, Pass},
+    request::{Event, Request, SamplingParams},
+    step::StepReader,
+};
+
+const VOCAB: u32 = 50;
+
+/// What a device and the test that drives it share.
+#[derive(Default)]
+struct Switches {
+    /// No pass ends until this is off.
+    holds: bool,
+    /// One that waits for it.
+    is_held: bool,
+    /// The next pass that computes whole chunks fails.
+    fails: bool,
+    n_copies: u32,
+}
+
+/// Says token 7 for ever.
+#[derive(Clone, Default)]
+struct Device {
+    switches: Arc<(Mutex<Switches>, Condvar)>,
+    logits: Vec<f32>,
+}
+
+impl Device {
+    fn switch(&self, act: impl FnOnce(&mut Switches)) {
+        act(&mut self.switches.0.lock().unwrap());
+        self.switches.1.notify_all();
+    }
+}
+
+impl StepRunner for Device {
+    fn run(&mut self, _: Pass, step: &[u8], n_logit_rows: u32) -> Result<(), String> {
+        let n_tokens = StepReader::read(step).expect("sound").tokens.len() as u32;
+        self.logits = vec![0.0; (n_logit_rows * VOCAB) as usize];
+        self.logits.chunks_mut(VOCAB as usize).for_each(|row| row[7] = 30.0);
+        self.switch(|switches| switches.is_held = switches.holds);
+        let mut switches = self.switches.1.wait_while(self.switches.0.lock().unwrap(), |s| s.holds).unwrap();
+        if n_tokens >= CHUNK && std::mem::take(&mut switches.fails) { Err("refused".into()) } else { Ok(()) }
+    }
+
+    fn logits(&self, _: Pass) -> &[f32] {
+        &self.logits
+    }
+
+    fn copy(&mut self, _: &CopyOrder) -> Result<(), CopyError> {
+        self.switch(|switches| switches.n_copies += 1);
+        Ok(())
+    }
+
+    fn status(&self) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+const PAGE: u32 = 8;
+const CHUNK: u32 = 16;
+
+/// Pages for one conversation and a half, and host memory for several.
+fn engine(device: &Device) -> Arc<EngineHandle> {
+    let mut config = EngineConfig::paged(160, PAGE, 1 + 30, VOCAB);
+    (config.max_num_seqs, config.table_rows, config.host_pages) = (3, 3, 100);
+    (config.chunked_prefill_size, config.max_batch_tokens) = (CHUNK, CHUNK);
+    EngineHandle::start(config, DriverConfig::default(), Box::new(device.clone())).expect("a sound configuration")
+}
+
+fn ask(salt: u32, n: u32, max_tokens: u32) -> Request {
+    let sampling = SamplingParams { max_tokens, temperature: 0.0, ignore_eos: true, ..SamplingParams::default() };
+    let prompt = (0..n).map(|i| (i * i + salt * 7 + i / 3) % VOCAB).collect();
+    Request { prompt, sampling, ..Request::default() }
+}
+
+/// A step that fails while the plan after it has ordered pages back from host memory once ended the engine: a flush refused to
+/// forget pages that were to be filled.
+#[test]
+fn a_failed_step_with_a_load_ordered_meanwhile_ends_requests_only() {
+    let device = Device::default();
+    let engine = engine(&device);
+    let end = |request: Request| {
+        let mut stream = engine.submit(request).expect("taken");
+        std::iter::from_fn(|| stream.blocking_next()).last().expect("an end")
+    };
+    for salt in [1, 2] {
+        assert!(matches!(end(ask(salt, 130, 4)), Event::Finished { .. }), "{salt} leaves the device for the next");
+    }
+    let is_stored = || device.switches.0.lock().unwrap().n_copies > 0;
+    assert!(is_stored());
+    device.switch(|switches| (switches.holds, switches.fails) = (true, true));
+    // While a first request keeps the device busy, a prompt comes that takes all of the next step, and behind it somebody
+    // whose pages are in host memory.
+    let submit = |request| engine.submit(request).expect("taken");
+    let first = submit(ask(3, 4, 1));
+    drop(device.switches.1.wait_while(device.switches.0.lock().unwrap(), |switches| !switches.is_held).unwrap());
+    let streams = [first, submit(ask(4, CHUNK + 4, 4)), submit(ask(1, 130, 4))];
+    device.switch(|switches| switches.holds = false);
+    let ends = streams.map(|mut stream| std::iter::from_fn(|| stream.blocking_next()).last().expect("an end"));
+    let [Event::Finished { .. }, Event::Failed { message: prompt }, Event::Failed { message: load }] = &ends else {
+        panic!("{ends:?}");
+    };
+    assert_eq!([prompt, load], ["refused"; 2]);
+    assert!(matches!(end(ask(1, 130, 4)), Event::Finished { .. }), "the engine goes on");
+    engine.health().expect("it is well");
+}
