@@ -7,6 +7,9 @@
 //! The next turn that is not sampled brings the device home; so does a replay or a draft's pass behind a sampled turn, and then
 //! nothing else is under way. Every pass runs on this one thread, as device runtimes with a per-thread current device need.
 //!
+//! Copies to and from host memory go with a turn too, and are carried out before its passes: between two turns nothing else uses
+//! the device, whichever thread plans meanwhile. The engine orders them so that it may be any two (`cache/copies.rs`).
+//!
 //! Rejected: the engine thread launching and polling a queue, which works only for devices that run on their own, and
 //! the CPU backend computes in the call. Rejected too: a device that never leaves its thread. The host's sampler reads logits
 //! where they are, and copying them, a vocabulary per request and step, costs more than sending a pointer.
@@ -18,6 +21,7 @@ use tokenspeed_backend_api::catalogue::{CHOSEN_WIDTH, LOGPROBS_WIDTH};
 use super::{StepRunner, queue::Items, workers::Workers};
 use crate::{
     bug::seeded,
+    cache::copies::CopyOrder,
     engine::{EngineState, Pass, Plan},
     monitor::{Monitor, StdMonitor},
     sampler::device::{Sampled, SampledPasses},
@@ -32,6 +36,8 @@ pub(super) struct Turn {
     pub step: StepBuffer,
     /// Of any other pass.
     second: StepBuffer,
+    /// Copies to carry out before the passes, and which of them were, well. Whoever waits for the turn takes them.
+    pub copies: Vec<(CopyOrder, bool)>,
     /// Passes to run, in order, with their rows of logits.
     passes: [Option<(Pass, u32)>; 2],
     /// The device samples, and stays.
@@ -74,6 +80,7 @@ impl Turn {
             runner: None,
             step,
             second,
+            copies: Vec::new(),
             passes: [None; 2],
             is_sampled: false,
             is_behind: false,
@@ -95,6 +102,12 @@ impl Turn {
         }
         self.passes = [forward, verify];
         (self.is_sampled, self.is_behind) = (plan.is_sampled, is_behind);
+    }
+
+    /// Nothing but copies.
+    pub fn set_copies_only(&mut self) {
+        self.passes = [None; 2];
+        (self.is_sampled, self.is_behind) = (false, false);
     }
 
     /// One pass behind the turn's own: a replay, or a draft's.
@@ -132,6 +145,10 @@ impl Turn {
         self.chosen.clear();
         self.logprobs.clear();
         self.n_forward = 0;
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| copy(&mut self.copies, runner))) {
+            self.outcome = Err(Failure::Panicked(super::panic_text(&*panic)));
+            return;
+        }
         for (pass, n_logit_rows) in std::mem::take(&mut self.passes).into_iter().flatten() {
             let block = if pass == Pass::Forward { &self.step } else { &self.second };
             let is_sampled = self.is_sampled;
@@ -159,6 +176,13 @@ impl Turn {
                 }
             }
         }
+    }
+}
+
+/// A copy that failed is a miss, and counted by the engine; a device that is lost shows in the next pass.
+fn copy(copies: &mut [(CopyOrder, bool)], runner: &mut dyn StepRunner) {
+    for (order, is_ok) in copies {
+        *is_ok = runner.copy(order).is_ok();
     }
 }
 

@@ -66,7 +66,7 @@ pub trait StepRunner: Send {
         let _ = pass;
         Sampled::default()
     }
-    /// Copy a page or a state between the device and host memory, as [`EngineState::next_copy`] ordered; no step runs
+    /// Copy a page or a state between the device and host memory, as [`EngineState::next_copy`] ordered; no pass runs
     /// meanwhile. A runner without host memory refuses.
     fn copy(&mut self, order: &CopyOrder) -> Result<(), CopyError> {
         let _ = order;

@@ -140,7 +140,7 @@ impl EngineThread {
             }
             if self.flying.is_empty() && !self.begin() {
                 // Whoever waited for a copy may run now.
-                if !copy(&mut self.state, &mut self.idle) {
+                if !self.copy() {
                     self.publish();
                     self.shared.inbox.wait();
                 }
@@ -165,7 +165,6 @@ impl EngineThread {
         let plan = self.state.plan(began_ns, &mut turn.step);
         self.idle.push(turn);
         let Some(plan) = plan else { return false };
-        copy(&mut self.state, &mut self.idle);
         let turn = self.idle.pop().expect("put there above");
         self.launch(turn, plan, began_ns, false);
         true
@@ -191,18 +190,56 @@ impl EngineThread {
         if !is_behind {
             self.shared.step_began_ns.store(began_ns.max(1), Ordering::Release);
         }
+        self.bring_device(&mut turn);
+        turn.set_plan(&plan, &self.state, is_behind);
+        self.give_copies(&mut turn);
+        self.flying.push_back(Flight { plan, began_ns });
+        self.device.launch(turn);
+    }
+
+    /// Let the device go with a turn, if it is here.
+    fn bring_device(&mut self, turn: &mut Turn) {
         if let Some(other) = self.idle.iter_mut().find(|other| other.runner.is_some()) {
             turn.runner = other.runner.take();
         }
-        turn.set_plan(&plan, &self.state, is_behind);
-        self.flying.push_back(Flight { plan, began_ns });
-        self.device.launch(turn);
+    }
+
+    /// Let the copies ordered so far go with a turn. They are few per plan while requests run, so that a step is not long in
+    /// coming.
+    fn give_copies(&mut self, turn: &mut Turn) {
+        turn.copies.extend(std::iter::from_fn(|| self.state.next_copy()).map(|order| (order, false)));
+    }
+
+    /// A turn is back: tell how its copies ended. Those of a turn that was not run were not carried out.
+    fn take_copies(&mut self, turn: &mut Turn) {
+        for (order, is_ok) in turn.copies.drain(..) {
+            self.state.copied(order.id, is_ok);
+        }
+    }
+
+    /// Carry out the copies ordered so far in a turn of their own, with nothing under way; true if there were any.
+    fn copy(&mut self) -> bool {
+        let mut turn = self.idle.pop().expect("nothing is under way");
+        turn.set_copies_only();
+        self.give_copies(&mut turn);
+        let any = !turn.copies.is_empty();
+        if any {
+            self.bring_device(&mut turn);
+            self.device.launch(turn);
+            turn = self.device.wait();
+            assert_eq!(turn.outcome, Ok(()), "copies that fail are no failure of the turn");
+            self.take_copies(&mut turn);
+        }
+        self.idle.push(turn);
+        any
     }
 
     /// Wait for what is under way, and forget it.
     fn let_land(&mut self) {
         while self.flying.pop_front().is_some() {
-            self.idle.push(self.device.wait());
+            let mut turn = self.device.wait();
+            self.take_copies(&mut turn);
+            self.idle.push(turn);
         }
     }
 
@@ -211,7 +248,8 @@ impl EngineThread {
         let Flight { plan, began_ns } = self.flying.pop_front().expect("a step is in flight");
         let (decode, prefill) = (plan.n_decode_tokens, plan.n_tokens - plan.n_decode_tokens);
         let sequence = plan.sequence;
-        let turn = self.device.wait();
+        let mut turn = self.device.wait();
+        self.take_copies(&mut turn);
         let now_ns = turn.ended_ns;
         // A step behind another one waited for that.
         let took_ns = now_ns - began_ns.max(self.landed_ns);
@@ -309,7 +347,9 @@ impl EngineThread {
                 }
             }
             Command::Flush { reply } => {
-                copy(&mut self.state, &mut self.idle);
+                if self.flying.is_empty() {
+                    self.copy();
+                }
                 let answer = self.state.flush_cache().map(drop).map_err(|e| e.to_string());
                 // Whoever asked may look at the figures next.
                 self.publish();
@@ -330,19 +370,4 @@ impl EngineThread {
         self.reporter.report(&self.state, &metrics, &self.budget, &self.shared);
         *self.shared.metrics.lock().unwrap_or_else(PoisonError::into_inner) = metrics;
     }
-}
-
-/// Carry out the copies ordered so far, between steps; true if there were any. They are few per plan while requests run, so
-/// that a step is not long in coming.
-fn copy(state: &mut EngineState, idle: &mut [Box<Turn>]) -> bool {
-    let mut any = false;
-    while let Some(order) = state.next_copy() {
-        any = true;
-        let at_home = idle.iter_mut().find(|turn| turn.runner.is_some());
-        let turn = at_home.expect("an engine that copies does not relay: between steps the device is here");
-        // A copy that failed is a miss, and counted; a device that is lost shows in the next step.
-        let outcome = turn.runner().copy(&order);
-        state.copied(order.id, outcome.is_ok());
-    }
-    any
 }

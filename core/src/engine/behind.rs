@@ -36,7 +36,12 @@ impl EngineState {
         let in_flight = self.in_flight.as_ref()?;
         let can =
             in_flight.is_sampled && self.behind.is_none() && self.scheduler.can_plan_behind(&self.queues, &self.memory);
-        if !can || self.may_guess() || !self.scheduler.plan_behind(now_ns, &mut self.queues, &mut self.memory) {
+        if !can || self.may_guess() {
+            return None;
+        }
+        // Where steps run behind each other for long, no other plan would.
+        self.memory.order_stores(STORES_BESIDE_STEPS);
+        if !self.scheduler.plan_behind(now_ns, &mut self.queues, &mut self.memory) {
             return None;
         }
         let mut plan = self.parts.collect_behind(&mut self.queues);

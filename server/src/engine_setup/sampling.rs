@@ -26,7 +26,6 @@ pub(super) fn on_device(
         (matches!(shape, Shape::Logits(_)), "logits are asked for"),
         (options.host_sampling, "--host-sampling"),
         (options.disable_overlap_schedule, "--disable-overlap-schedule"),
-        (options.host_cache_bytes.is_some(), "pages are copied to host memory between steps"),
         (
             options.scheduling_policy != SchedulingPolicy::Fcfs || options.prefill_coalescing_ms > 0,
             "the scheduling policy waits for each step to end",

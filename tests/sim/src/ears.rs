@@ -122,6 +122,8 @@ pub struct Tally {
     pub loads: u64,
     /// Copies that fared badly.
     pub bad_copies: u64,
+    /// Copies between a step and the one that was planned behind it.
+    pub copies_between: u64,
     /// Prompt tokens that had to be found in host memory.
     pub promised_loads: u64,
     /// Requests aborted while they waited for host memory.
@@ -174,6 +176,7 @@ impl std::ops::AddAssign for Tally {
         self.stores += o.stores;
         self.loads += o.loads;
         self.bad_copies += o.bad_copies;
+        self.copies_between += o.copies_between;
         self.promised_loads += o.promised_loads;
         self.loads_aborted += o.loads_aborted;
         self.early_refusals += o.early_refusals;

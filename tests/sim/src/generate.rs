@@ -221,10 +221,10 @@ const FEATURES: [Feature; 8] = [
             config.prefix_cache &= !rng.one_in(3);
         },
     },
-    // The device samples, and without guesses it relays, which leaves no time to copy between steps.
+    // The device samples, and without guesses it relays; beside host memory in every second case.
     Feature {
         one_in: |mood| if mood == Mood::Guessing { 1 } else { 2 },
-        add: |_, config| config.relay = config.host_pages == 0,
+        add: |rng, config| config.relay = config.host_pages == 0 || rng.one_in(2),
     },
 ];
 

@@ -12,7 +12,7 @@ fn start(bug: Bug) -> u64 {
     match bug {
         Bug::RelaySlotIsAnothers | Bug::WastedTokenIsHeard | Bug::FreedBeforeTheStepBehind => 0,
         Bug::NothingComesBack | Bug::ForwardPassDecidesWhoSamples => 1_000_000,
-        Bug::PageLoadedInVainIsLost => 1_000_140,
+        Bug::PageLoadedInVainIsLost | Bug::GuessesOverwriteTheKeptState => 1_000_140,
         Bug::MaskOfTheFirstRowForAll | Bug::RefusalCountsWhoeverWaits => 1_000_190,
         Bug::GuessesTakeOthersPages | Bug::ReturnNeedsNoRoom => 1_000_200,
         Bug::StateGivenUpMeanwhileIsKept => 1_000_420,

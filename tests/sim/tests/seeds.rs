@@ -43,6 +43,7 @@ fn the_first_seeds_fail_nowhere_and_reach_everything() {
         ("right guesses sampled there", t.accepted_on_device),
     ];
     assert!(reached.iter().all(|(_, n)| *n > 10), "{reached:?}");
+    assert!(t.copies_between > 3, "{} copies between a step and the one behind it", t.copies_between);
 }
 
 #[test]

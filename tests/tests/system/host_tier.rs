@@ -12,6 +12,7 @@ use tokenspeed_core::{
     driver::{CopyError, StepRunner},
     engine::Pass,
     load::DeviceProgram,
+    sampler::device::Sampled,
 };
 use tokenspeed_server::{engine_setup, progress::Silent};
 
@@ -37,6 +38,14 @@ impl StepRunner for Damaging {
 
     fn logits(&self, pass: Pass) -> &[f32] {
         self.program.logits(pass)
+    }
+
+    fn run_sampled(&mut self, pass: Pass, step: &[u8], n_logit_rows: u32) -> Result<(), String> {
+        self.program.run_sampled(pass, step, n_logit_rows)
+    }
+
+    fn sampled(&self, pass: Pass) -> Sampled<'_> {
+        self.program.sampled(pass)
     }
 
     fn copy(&mut self, order: &CopyOrder) -> Result<(), CopyError> {
@@ -81,6 +90,7 @@ fn tiers(folder: &models::Folder, words: &str, first: [usize; 2]) {
     }
     let metrics = engine.metrics();
     assert!(metrics.host_loaded > 0 && metrics.host_pages[0] > 0 && metrics.host_failed == 0, "{metrics:?}");
+    assert!(metrics.relayed_steps > 0, "copies leave steps behind each other: {metrics:?}");
     assert_eq!(metrics.host_states[0] > 0, metrics.states_total > 0, "{metrics:?}");
 
     armed.store(true, Ordering::SeqCst);

@@ -17,8 +17,9 @@ use super::{
 };
 use crate::{
     bug::Bug,
+    cache::copies::{CopyOrder, Direction},
     driver::{
-        StepRunner,
+        CopyError, StepRunner,
         device::{DeviceThread, Failure, Turn},
         queue::Items,
     },
@@ -31,10 +32,13 @@ use crate::{
 /// Turns of a run. A turn has as many rows of logits as is its number.
 const N: u32 = 4;
 
+/// What is added to a turn's number to name the copy that went with it.
+const COPY: u32 = 100;
+
 /// What a device did.
 #[derive(Debug, Default)]
 struct Record {
-    /// Turns run, by number.
+    /// Turns run and copies carried out, by number.
     run: Vec<u32>,
     n_dropped: u32,
 }
@@ -42,7 +46,7 @@ struct Record {
 /// A device that samples its turn's number in every row.
 struct Device {
     record: Arc<Mutex<Record>>,
-    /// Turn that it refuses.
+    /// Turn that it refuses, and its copy.
     refused: u32,
     /// Something that others can come between.
     steps: AtomicU64,
@@ -60,6 +64,12 @@ impl StepRunner for Device {
 
     fn logits(&self, _: Pass) -> &[f32] {
         &[]
+    }
+
+    fn copy(&mut self, order: &CopyOrder) -> Result<(), CopyError> {
+        self.record.lock().unwrap().run.push(COPY + order.id as u32);
+        self.steps.fetch_add(1, Ordering::SeqCst);
+        if order.id == u64::from(self.refused) { Err(CopyError::NoHostMemory) } else { Ok(()) }
     }
 
     fn run_sampled(&mut self, pass: Pass, step: &[u8], n_logit_rows: u32) -> Result<(), String> {
@@ -118,12 +128,19 @@ impl<M: Monitor<Items<Box<Turn>>> + Send + Sync + 'static> Engine<M> {
             turn.runner = other.runner.take();
         }
         turn.set_forward(number, is_sampled, is_behind);
+        let id = u64::from(number);
+        turn.copies.push((CopyOrder { id, direction: Direction::Store, hash: id, page: None, state: None }, false));
         self.thread.launch(turn);
     }
 }
 
-/// Steps behind steps, one of which may be refused: turns come back in order, each with what was sampled in it, the one behind
-/// a refused one was not run, and the one after that is. The last brings the device home.
+/// How a turn's copies ended.
+fn ends(turn: &mut Turn) -> Vec<(u32, bool)> {
+    turn.copies.drain(..).map(|(order, is_ok)| (order.id as u32, is_ok)).collect()
+}
+
+/// Steps behind steps, one of which may be refused: turns come back in order, each with what was sampled in it and how its copy
+/// ended, the one behind a refused one was not run, and the one after that is. The last brings the device home.
 fn pipeline<M: Monitor<Items<Box<Turn>>> + Send + Sync + 'static>() {
     let refused = thread_rng().gen_range(0..=N);
     let mut engine = Engine::<M>::new(refused);
@@ -135,11 +152,12 @@ fn pipeline<M: Monitor<Items<Box<Turn>>> + Send + Sync + 'static>() {
             flying.push_back(next);
             next += 1;
         }
-        let turn = engine.thread.wait();
+        let mut turn = engine.thread.wait();
         let number = flying.pop_front().expect("something is under way");
+        assert_eq!(ends(&mut turn), [(number, number != refused)]);
         assert!(turn.ended_ns > ended_ns, "turns end one after the other");
         ended_ns = turn.ended_ns;
-        ran.push(number);
+        ran.extend([COPY + number, number]);
         match &turn.outcome {
             Ok(()) => {
                 assert_ne!(number, refused);
@@ -150,7 +168,8 @@ fn pipeline<M: Monitor<Items<Box<Turn>>> + Send + Sync + 'static>() {
             Err(failure) => {
                 assert_eq!((number, failure), (refused, &Failure::Refused("refused".into())));
                 for behind in flying.drain(..) {
-                    let turn = engine.thread.wait();
+                    let mut turn = engine.thread.wait();
+                    assert_eq!(ends(&mut turn), [(behind, false)]);
                     assert_eq!(turn.outcome, Err(Failure::NotRun), "turn {behind} is behind {refused}");
                     not_run.push(behind);
                     engine.idle.push(turn);
@@ -177,13 +196,14 @@ fn dropping<M: Monitor<Items<Box<Turn>>> + Send + Sync + 'static>() {
         engine.launch(2, true, true);
     }
     if toss() {
-        engine.idle.push(engine.thread.wait());
+        drop(engine.thread.wait());
     }
     let record = Arc::clone(&engine.record);
     drop(engine);
     assert_eq!(n_live(), 0, "the thread has ended");
     let record = record.lock().unwrap();
-    assert!([&[][..], &[1], &[1, 2]].contains(&&record.run[..]), "{:?}", record.run);
+    let all = [COPY + 1, 1, COPY + 2, 2];
+    assert!(record.run.len().is_multiple_of(2) && all.starts_with(&record.run), "{:?}", record.run);
     assert_eq!(record.n_dropped, 1);
 }
 

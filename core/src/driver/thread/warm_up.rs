@@ -8,7 +8,7 @@
 //! The time is bounded: a large model on a slow device gets fewer of them. Rejected: costs from the backend's cost model;
 //! it knows a device's throughput, not this machine's.
 
-use super::{EngineThread, copy};
+use super::EngineThread;
 use crate::request::{Request, RequestId, SamplingParams};
 
 /// Requests at once, one group after the other: a group's costs hold up to the next.
@@ -41,7 +41,7 @@ impl EngineThread {
                 self.end()?;
             }
         }
-        copy(&mut self.state, &mut self.idle);
+        self.copy();
         self.state.end_warm_up();
         self.shared.steps.forget();
         Ok(())

@@ -1,9 +1,15 @@
 //! The host tier as a request meets it: what left the device comes back, or is computed again.
 
+use tokenspeed_backend_api::{
+    abi::TS_SAMPLED_TOKEN,
+    catalogue::{CHOSEN_WIDTH, LOGPROBS_WIDTH},
+};
+
 use super::{fake::Rig, oracle};
 use crate::{
     engine::{ComponentClass, ComponentConfig, EngineConfig},
     request::{Event, Request, RequestId, SamplingParams},
+    sampler::device::Sampled,
     scheduler::policy::{Order, SchedulingConfig},
 };
 
@@ -161,6 +167,33 @@ fn what_is_said_twice_about_a_copy_is_heard_once() {
     }
     assert_eq!(rig.ids(waits).len(), 7);
     assert_eq!(rig.engine.metrics().host_failed, 0);
+}
+
+/// While steps run behind each other nothing else is planned: what others let go is stored all the same.
+#[test]
+fn what_is_let_go_is_stored_beside_steps_behind() {
+    let mut config = config(false);
+    config.relay = true;
+    let mut rig = Rig::new(config);
+    let [short, long] = [(text(1, 20), 3), (text(2, 20), 40)].map(|(prompt, most)| submit(&mut rig, &prompt, most));
+    let mut other = rig.engine.new_step_buffer();
+    let (mut chosen, logprobs) = ([0; 2 * CHOSEN_WIDTH], [0.0; 2 * LOGPROBS_WIDTH]);
+    chosen.chunks_mut(CHOSEN_WIDTH).for_each(|row| (row[0], row[1]) = (TS_SAMPLED_TOKEN, 7));
+    let mut plan = rig.engine.plan(rig.now_ns, &mut rig.step).expect("there is work");
+    while rig.ids(long).len() < 20 {
+        rig.now_ns += 1000;
+        let behind = rig.engine.plan_behind(rig.now_ns, &mut other).expect("nothing needs the host");
+        let n = plan.n_logit_rows as usize;
+        let sampled = Sampled { chosen: &chosen[..n * CHOSEN_WIDTH], logprobs: &logprobs[..n * LOGPROBS_WIDTH] };
+        let heard = &mut rig.heard;
+        rig.engine
+            .advance_sampled(rig.now_ns, plan, sampled, &mut |id, event| heard.entry(id).or_default().push(event));
+        plan = behind;
+        rig.take_orders();
+    }
+    assert!(matches!(rig.end(short), Event::Finished { .. }));
+    assert_eq!(rig.copies.len(), 2, "its whole pages");
+    rig.engine.check_conservation().expect("sound");
 }
 
 /// The policy's favourite is not the first in the queue; it is the one that waits for its pages.

@@ -38,7 +38,7 @@ const CHANGES: [(&str, Change); 18] = [
         s.config.max_logit_rows += 40;
     }),
     ("sampled on the device or by the host", |s| {
-        s.config.relay = !s.config.relay && s.config.host_pages == 0;
+        s.config.relay = !s.config.relay;
     }),
     ("draft model switched", |s| match (&s.config.draft, s.config.speculation) {
         (Some(_), _) => s.config.draft = None,
@@ -62,7 +62,6 @@ const CHANGES: [(&str, Change); 18] = [
         let pages = s.config.blocks_per_row * 20;
         let host = if s.config.host_pages == 0 { (pages, 10) } else { (0, 0) };
         (s.config.host_pages, s.config.host_states) = host;
-        s.config.relay &= host.0 == 0;
     }),
     ("shortest prefill first or not", |s| {
         s.config.scheduling.order = match s.config.scheduling.order {

@@ -123,6 +123,7 @@ impl Simulation<'_> {
         if let (Fate::Damaged, true, Some(page)) = (fate, is_store, page) {
             self.damage_page(page);
         }
+        self.outcome.tally.copies_between += u64::from(self.behind.is_some());
         self.outcome.tally.bad_copies += u64::from(!arrives);
         self.wire.n_failed += u64::from(!arrives);
         match (is_store, arrives) {
