@@ -25,6 +25,7 @@ pub mod pool;
 mod recurrent;
 pub mod snapshots;
 mod table;
+pub mod tally;
 #[cfg(test)]
 mod tests;
 mod tier;

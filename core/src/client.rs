@@ -69,6 +69,8 @@ pub struct Metrics {
     pub states_cached: u64,
     /// All slots for recurrent states.
     pub states_total: u64,
+    /// Tokens of the shortest prefix that the cache can give back; 0 = nothing is cached.
+    pub cacheable_tokens: u64,
     /// Tokens whose pages were found in the prefix cache but computed again, because no state was stored there.
     pub cut_tokens: u64,
     /// Prompt tokens of all started requests.
@@ -91,6 +93,8 @@ pub struct Metrics {
     pub accepted: [u64; DRAFT_MAX as usize],
     /// Side branches that were checked, and of these, the right ones.
     pub branches: [u64; 2],
+    /// Steps planned while the one in front of them ran, and completed when it had been taken in.
+    pub ahead_steps: u64,
     /// Steps that the device had before the step in front of them was taken in.
     pub relayed_steps: u64,
     /// Steps of a device that could sample in which the host had to, by reason ([`HostOnly::ALL`]).

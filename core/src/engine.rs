@@ -32,6 +32,7 @@ use crate::{
         copies::CopyOrder,
         index::{FoundPath, STORES_MAX},
         memory::{Memory, MemorySize},
+        tally::Tally,
     },
     client::{Limits, Metrics},
     grammar::{Guard, Guide},
@@ -134,7 +135,7 @@ pub struct Plan {
     pub verify: Option<u32>,
     /// Of the tokens, those that decode.
     pub n_decode_tokens: u32,
-    /// Sum over rows of query length times context length, for the backend's cost model.
+    /// Sum over rows of query length times context length, for whoever models what a step costs.
     pub attention_pairs: u64,
     /// The device samples the rows of all its passes: take it in with [`EngineState::advance_sampled`]. Until then
     /// [`EngineState::plan_behind`] may plan the step behind it.
@@ -218,6 +219,7 @@ struct Counters {
     drafts: [u64; DRAFT_MAX as usize],
     accepted: [u64; DRAFT_MAX as usize],
     branches: [u64; 2],
+    ahead_steps: u64,
     relayed_steps: u64,
     host_steps: [u64; HostOnly::COUNT],
 }
@@ -433,6 +435,7 @@ impl EngineState {
             return false;
         }
         self.scheduler.plan_ahead(&mut self.queues, &mut self.memory);
+        self.counters.ahead_steps += 1;
         true
     }
 
@@ -675,6 +678,7 @@ impl EngineState {
             states_used: u64::from(states_used),
             states_cached: u64::from(states_cached),
             states_total: u64::from(states_total),
+            cacheable_tokens: if self.config.prefix_cache { u64::from(self.config.block_tokens) } else { 0 },
             cut_tokens: self.scheduler.n_cut_tokens,
             prompt_tokens: counters.prompt_tokens,
             cached_tokens: counters.cached_tokens,
@@ -686,6 +690,7 @@ impl EngineState {
             drafts: counters.drafts,
             accepted: counters.accepted,
             branches: counters.branches,
+            ahead_steps: counters.ahead_steps,
             relayed_steps: counters.relayed_steps,
             host_steps: counters.host_steps,
         }
@@ -704,6 +709,11 @@ impl EngineState {
     /// Check that every page, row and state slot is accounted for and every reference count is right; says what is
     /// wrong. O(pool): for tests and for idle moments.
     pub fn check_conservation(&self) -> Result<(), String> {
-        self.memory.check(self.queues.iter_running().map(|running| &running.parts().1.lease))
+        self.check_conservation_in(&mut Tally::default())
+    }
+
+    /// The same in room that is kept between checks: only the first one allocates.
+    pub fn check_conservation_in(&self, tally: &mut Tally) -> Result<(), String> {
+        self.memory.check(self.queues.iter_running().map(|running| &running.parts().1.lease), tally)
     }
 }

@@ -11,10 +11,12 @@ use tokenspeed_backend_api::{
     catalogue::{CHOSEN_WIDTH, LOGPROBS_WIDTH},
 };
 use tokenspeed_core::{
+    cache::tally::Tally,
     engine::{ComponentClass, ComponentConfig, EngineConfig, EngineState, Logits},
     grammar::{Constraint, ConstraintError, MaskJob, TokenMask},
     request::{Event, Request, SamplingParams},
     sampler::device::{Sampled, SampledPasses},
+    scheduler::policy::{Order, SchedulingConfig},
     speculation::SpeculationConfig,
 };
 
@@ -67,28 +69,54 @@ const VOCABULARY: usize = 1000;
 
 #[test]
 fn steady_decoding_of_64_requests_allocates_nothing() {
-    assert_eq!(steady_decoding(None, 0), 0);
+    assert_eq!(steady_decoding(None, 0, |_| ()).right, 0);
 }
 
 /// The next page boundary is reached, and another state slot taken, every 16 tokens.
 #[test]
 fn neither_does_it_with_recurrent_states() {
-    assert_eq!(steady_decoding(Some(2 * REQUESTS + 20), 0), 0);
+    assert_eq!(steady_decoding(STATES, 0, |_| ()).right, 0);
 }
 
+/// Prompt lookup.
 #[test]
 fn nor_with_guesses() {
-    assert!(steady_decoding(None, 5) > 1000);
+    assert!(steady_decoding(None, 5, |_| ()).right > 1000);
 }
 
 /// Guesses have a pass of their own, and right ones are replayed.
 #[test]
 fn nor_with_guesses_and_recurrent_states() {
-    assert!(steady_decoding(Some(2 * REQUESTS + 20), 5) > 1000);
+    assert!(steady_decoding(STATES, 5, |_| ()).right > 1000);
 }
 
-/// Two rounds, the second planned ahead where that is possible; returns how many guesses were right.
-fn steady_decoding(states: Option<u32>, guesses: u32) -> u64 {
+/// What the first round left in the cache is copied to host memory, then evicted, while the second decodes.
+#[test]
+fn nor_beside_copies_to_host_memory() {
+    let with_host = |config: &mut EngineConfig| (config.host_pages, config.host_states) = (1000, 100);
+    let seen = steady_decoding(STATES, 5, with_host);
+    assert!(seen.copies > 500, "{} copies in steady steps", seen.copies);
+}
+
+#[test]
+fn nor_under_other_policies() {
+    steady_decoding(STATES, 0, |config| {
+        (config.scheduling.order, config.scheduling.coalescing_ns) = (Order::ShortestPrefill, 1000);
+    });
+}
+
+const STATES: Option<u32> = Some(2 * REQUESTS + 20);
+
+/// What happened in the second round.
+struct Seen {
+    /// Guesses that were right.
+    right: u64,
+    /// Copies between the tiers that were ordered in steady steps.
+    copies: u64,
+}
+
+/// Two rounds, the second planned ahead where that is possible.
+fn steady_decoding(states: Option<u32>, guesses: u32, change: impl Fn(&mut EngineConfig)) -> Seen {
     // Tight: 64 requests fill 64 * 28 pages of 16 tokens, so growth evicts what the first round left in the cache.
     let mut config = EngineConfig::paged(448, 16, 64 * 28 + 1, VOCABULARY as u32);
     config.max_num_seqs = REQUESTS;
@@ -99,6 +127,9 @@ fn steady_decoding(states: Option<u32>, guesses: u32) -> u64 {
     }));
     config.speculation =
         (guesses > 0).then(|| SpeculationConfig { draft_max: guesses, ..SpeculationConfig::default() });
+    change(&mut config);
+    let can_plan_ahead = guesses == 0 && config.scheduling == SchedulingConfig::default();
+    let mut seen = Seen { right: 0, copies: 0 };
     let mut logits = vec![0.0f32; VOCABULARY * config.max_logit_rows as usize];
     let mut engine = EngineState::new(config).unwrap();
     let mut step = engine.new_step_buffer();
@@ -125,11 +156,17 @@ fn steady_decoding(states: Option<u32>, guesses: u32) -> u64 {
         loop {
             let before = allocations();
             let Some(plan) = engine.plan(0, &mut step) else { break };
+            // As the driver does before it gives the device the step.
+            let mut n_copies = 0;
+            while let Some(order) = engine.next_copy() {
+                engine.copied(order.id, true);
+                n_copies += 1;
+            }
             let mut during = allocations() - before;
             let is_steady = engine.metrics().running == u64::from(REQUESTS) && plan.n_decode_tokens == plan.n_tokens;
             let before = allocations();
             if round == 1 {
-                assert!(engine.plan_ahead() || guesses > 0);
+                assert!(engine.plan_ahead() || !can_plan_ahead);
             }
             during += allocations() - before;
             let used = [plan.n_logit_rows, plan.verify.unwrap_or(0)].map(|n| n as usize * VOCABULARY);
@@ -157,13 +194,15 @@ fn steady_decoding(states: Option<u32>, guesses: u32) -> u64 {
             if is_steady && !has_ended {
                 assert_eq!(during, 0, "round {round}, steady step {n_steady}");
                 n_steady += 1;
+                seen.copies += n_copies;
             }
         }
         assert!(n_steady > if guesses > 0 { 100 } else { 300 }, "round {round}: {n_steady} steady steps");
         assert_eq!(n_tokens, 330 * u64::from(REQUESTS));
         engine.check_conservation().unwrap();
     }
-    engine.metrics().accepted.iter().sum()
+    seen.right = engine.metrics().accepted.iter().sum();
+    seen
 }
 
 /// Two steps on the device at a time, or one with guesses: what comes back is what it sampled.
@@ -302,4 +341,22 @@ fn masks_are_reserved_when_a_request_is_submitted() {
         }
     }
     assert!(n_steady > 190 && n_tokens == 200 * REQUESTS, "{n_steady} steady steps, {n_tokens} tokens");
+}
+
+/// The account of all memory is made while requests run, too: only the first one makes room for it.
+#[test]
+fn checking_conservation_again_allocates_nothing() {
+    let mut config = EngineConfig::paged(448, 16, 64 * 28 + 1, VOCABULARY as u32);
+    (config.host_pages, config.host_states) = (100, 10);
+    config.components.push(ComponentConfig { name: "state".into(), class: ComponentClass::State, n_blocks: 100 });
+    let mut engine = EngineState::new(config).unwrap();
+    let (mut tally, mut step) = (Tally::default(), engine.new_step_buffer());
+    engine.check_conservation_in(&mut tally).unwrap();
+    for _ in 0..20 {
+        engine.submit(Request { prompt: vec![1; 100], ..Request::default() }, 0).unwrap();
+    }
+    let plan = engine.plan(0, &mut step).expect("there is work");
+    let before = allocations();
+    engine.check_conservation_in(&mut tally).unwrap();
+    assert_eq!(allocations() - before, 0, "with {} requests running", plan.n_rows);
 }

@@ -17,6 +17,7 @@ use super::{
     pool::{Handle, Page, StateSlot},
     snapshots::{SnapshotRef, Snapshots},
     table::HashTable,
+    tally::Tally,
     tier::HostMemory,
 };
 pub use super::{holds::PathRef, node::NodeId, walk::FoundPath};
@@ -368,10 +369,16 @@ impl PrefixIndex {
 
     /// Recompute every count from scratch; `held` lists the node of each [`PathRef`] outside, `read` of each
     /// [`SnapshotRef`].
-    pub(super) fn check(&self, held: impl Iterator<Item = u32>, read: impl Iterator<Item = u32>) -> Result<(), String> {
-        self.snapshots.check(read, |node| self.nodes[node as usize].is_some())?;
+    pub(super) fn check(
+        &self,
+        held: impl Iterator<Item = u32>,
+        read: impl Iterator<Item = u32>,
+        tally: &mut Tally,
+    ) -> Result<(), String> {
+        self.snapshots.check(read, |node| self.nodes[node as usize].is_some(), tally)?;
         let n = self.nodes.len();
-        let (mut holds, mut children) = (vec![0u32; n], vec![0u32; n]);
+        let [holds, children, position] = &mut tally.numbers;
+        let (holds, children) = (holds.zeros(n), children.zeros(n));
         for at in held {
             holds[at as usize] += 1;
         }
@@ -381,10 +388,8 @@ impl PrefixIndex {
                 holds[parent as usize] += u32::from(node.holds > 0);
             }
         }
-        let mut position = vec![None; n];
-        for (i, at) in self.unpinned.iter(&self.nodes).enumerate() {
-            position[at as usize] = Some(i);
-        }
+        let position = position.places(n, self.unpinned.iter(&self.nodes));
+        let is_listed = |at: usize| position[at] != NONE;
         for (at, node) in self.nodes.iter().enumerate() {
             let Some(node) = node else { continue };
             let mut n_linked = 0;
@@ -398,14 +403,15 @@ impl PrefixIndex {
                     node.page, node.holds, holds[at], children[at]
                 ));
             }
-            if position[at].is_some() != (node.holds == 0 && node.page.is_some()) {
+            if is_listed(at) != (node.holds == 0 && node.page.is_some()) {
                 return Err(format!("cached page {:?} is on the wrong side of the eviction list", node.page));
             }
             if let Parent::Node(parent) = node.parent
                 && node.page.is_some()
             {
                 // A parent out of the list is in use and goes last.
-                if position[parent as usize].is_some_and(|p| position[at].is_none_or(|own| own > p)) {
+                let (own, theirs) = (position[at], position[parent as usize]);
+                if theirs != NONE && (own == NONE || own > theirs) {
                     return Err(format!("cached page {:?} would outlive the page it continues", node.page));
                 }
             }

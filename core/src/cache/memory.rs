@@ -7,6 +7,7 @@ use super::{
     lease::Lease,
     node::NodeId,
     pool::{Handle, Page, Pool, StateSlot, TableRow},
+    tally::Tally,
 };
 use crate::bug::seeded;
 
@@ -212,16 +213,16 @@ impl Memory {
     }
 
     /// Check that free + held by `leases` + cached is everything, each once, and that all counts are right. O(pool).
-    pub fn check<'a>(&self, leases: impl Iterator<Item = &'a Lease> + Clone) -> Result<(), String> {
+    pub fn check<'a>(&self, leases: impl Iterator<Item = &'a Lease> + Clone, tally: &mut Tally) -> Result<(), String> {
         let own = leases.clone().flat_map(Lease::own_pages).chain(self.copies.pages());
-        self.pages.check(own.chain(self.index.pages()))?;
-        self.rows.check(leases.clone().map(Lease::row))?;
+        self.pages.check(own.chain(self.index.pages()), &mut tally.marks)?;
+        self.rows.check(leases.clone().map(Lease::row), &mut tally.marks)?;
         if let Some(states) = &self.states {
             let held = leases.clone().flat_map(Lease::states).chain(self.copies.states());
-            states.check(held.chain(self.index.snapshot_slots()))?;
+            states.check(held.chain(self.index.snapshot_slots()), &mut tally.marks)?;
         }
-        self.index.check_host(self.copies.units())?;
+        self.index.check_host(self.copies.units(), tally)?;
         let held = leases.clone().filter_map(Lease::held_node).chain(self.copies.held_nodes());
-        self.index.check(held, leases.filter_map(Lease::read_snapshot))
+        self.index.check(held, leases.filter_map(Lease::read_snapshot), tally)
     }
 }

@@ -2,6 +2,8 @@
 
 use std::{marker::PhantomData, num::NonZeroU32};
 
+use super::tally::Marks;
+
 /// What a pool holds; keeps pages, rows and state slots apart in the types.
 pub trait Kind {
     /// For messages.
@@ -115,8 +117,8 @@ impl<K: Kind> Pool<K> {
     }
 
     /// Check that `held` and the free ones are all there are, each once.
-    pub fn check(&self, held: impl Iterator<Item = u32>) -> Result<(), String> {
-        let mut seen = vec![false; self.is_free.len()];
+    pub(super) fn check(&self, held: impl Iterator<Item = u32>, marks: &mut Marks) -> Result<(), String> {
+        let seen = marks.none(self.is_free.len());
         for index in held.chain(self.free.iter().copied()) {
             match index.checked_sub(self.first).and_then(|at| seen.get_mut(at as usize)) {
                 None => return Err(format!("{} {index} is not in the pool", K::NAME)),

@@ -11,6 +11,7 @@
 use super::{
     lru::Lru,
     pool::{Handle, StateSlot},
+    tally::Tally,
 };
 use crate::bug::seeded;
 
@@ -145,10 +146,15 @@ impl Snapshots {
     }
 
     /// Recompute counts from scratch; `pins` lists the node of each [`SnapshotRef`] outside, `is_node` tells nodes in use.
-    pub fn check(&self, pins: impl Iterator<Item = u32>, is_node: impl Fn(u32) -> bool) -> Result<(), String> {
-        let mut pinned = vec![0u32; self.stored.len()];
+    pub fn check(
+        &self,
+        pins: impl Iterator<Item = u32>,
+        is_node: impl Fn(u32) -> bool,
+        tally: &mut Tally,
+    ) -> Result<(), String> {
+        let pinned = tally.numbers[0].zeros(self.stored.len());
         pins.for_each(|node| pinned[node as usize] += 1);
-        let mut listed = vec![false; self.stored.len()];
+        let listed = tally.marks.none(self.stored.len());
         self.unpinned.iter().for_each(|node| listed[node as usize] = true);
         for (node, snapshot) in self.stored.iter().enumerate() {
             let (pins, held) = (snapshot.as_ref().map_or(0, |s| s.pins), snapshot.is_some());
@@ -191,6 +197,6 @@ mod tests {
         snapshots.touch(3);
         pool.give(snapshots.evict().expect("some"));
         assert!(snapshots.has(3) && snapshots.has(0) && snapshots.has(2) && !snapshots.has(10));
-        snapshots.check(std::iter::empty(), |_| true).expect("sound");
+        snapshots.check(std::iter::empty(), |_| true, &mut Tally::default()).expect("sound");
     }
 }

@@ -1,5 +1,23 @@
 //! The prefix index against a naive twin: a list of (salt, tokens) with a pin count and the time it was last let go,
 //! searched from front to back. Random leases grow, publish and end in any order on a tiny pool.
+//!
+//! What must hold, and what shows it; of requests, copies and flushes, `engine/tests/simulation.rs` has the rest of the list.
+//!
+//! * **Pool.** Free, held and cached pages are all there are, each once, after every call (`Memory::check`, here and in both
+//!   simulations). A handle is used up by giving it back, and a page is shared by moving its handle into the index, so the last
+//!   owner returns exactly its slot: by type, `tests/compile_fail/`. Several pages are taken at once only where as many were
+//!   counted as available, so all of them come or none is asked for (`Lease::grow_to` asserts it).
+//! * **Tables.** Publishing twice changes nothing and leaves a page out that is not full: here. Rows are read through the
+//!   tables at absolute positions, by devices that verify them: `engine/tests/fake.rs`, `tests/sim`. There are no sliding windows.
+//! * **Hashing.** A hash depends on order, on everything before and on the namespace: `hash::tests`,
+//!   [`case_88_namespaces_do_not_run_together`]. Page by page gives what one go gives: [`Asker::ask`].
+//! * **Matching.** What is found is what the twin finds; equal hashes are not believed. Looking takes the index by shared
+//!   reference: probing changes nothing, and an admission that is refused after it refreshes nothing. A hit is resumable in every
+//!   component, under random orders of caching and eviction: `tier_tests` for pages with states in two tiers, `component` for
+//!   the joint match.
+//! * **Eviction.** Older first, suffix before prefix, never a page in use: the twin's order. Victims are taken one by one as they are
+//!   needed, so none has to be restored. Of states, the one that saves least among the oldest: `snapshots::tests`.
+//! * **Discarded pages** and what continues them are forgotten, other texts and other users keep theirs: the last two tests.
 
 use super::{
     events::{BlockEvent, Mirror},
@@ -8,6 +26,7 @@ use super::{
     lease::Lease,
     memory::{Memory, MemorySize},
     namespace::Namespace,
+    tally::Tally,
 };
 
 const PAGE_TOKENS: u32 = 3;
@@ -150,6 +169,7 @@ impl Reader {
 
 #[test]
 fn equals_the_naive_twin() {
+    let mut tally = Tally::default();
     for seed in 0..60 {
         let rng = &mut Rng(seed);
         let n_pages = 5 + rng.below(40);
@@ -218,7 +238,7 @@ fn equals_the_naive_twin() {
                 }
                 _ => {}
             }
-            memory.check(users.iter().map(|user| &user.lease)).unwrap();
+            memory.check(users.iter().map(|user| &user.lease), &mut tally).unwrap();
             reader.read(&memory);
             assert_eq!(memory.index.pages().count(), twin.pages.len());
             let unpinned = twin.pages.iter().filter(|page| page.pins == 0).count();
@@ -232,7 +252,7 @@ fn equals_the_naive_twin() {
         memory.flush();
         reader.read(&memory);
         assert_eq!((memory.pages.n_free(), memory.index.n_namespaces()), (n_pages, 0));
-        memory.check([].into_iter()).unwrap();
+        memory.check([].into_iter(), &mut tally).unwrap();
     }
 }
 
@@ -311,7 +331,7 @@ fn discarded_pages_are_forgotten_unless_others_use_them() {
     assert_eq!(reader.next_renumbered(), Some(0), "the page turned out to be cached");
     doubted.discard(&mut memory);
     assert_eq!(n_found(&memory, &namespace, &tokens), 1);
-    memory.check([&reader].into_iter()).unwrap();
+    memory.check([&reader].into_iter(), &mut Tally::default()).unwrap();
     reader.release(&mut memory);
     memory.index.close(namespace);
 }
@@ -329,7 +349,7 @@ fn what_continues_a_discarded_page_is_forgotten_with_it() {
     doubted.discard(&mut memory);
     assert_eq!(n_found(&memory, &namespace, &tokens), 0);
     assert_eq!(n_found(&memory, &namespace, &[4, 5, 6]), 1, "another text is not in doubt");
-    memory.check([&other].into_iter()).unwrap();
+    memory.check([&other].into_iter(), &mut Tally::default()).unwrap();
     other.release(&mut memory);
     memory.index.close(namespace);
 }

@@ -16,6 +16,7 @@ use super::{
     namespace::Namespace,
     node::{NodeId, Parent},
     pool::{Handle, HostPage, HostState, Pool},
+    tally::Tally,
 };
 use crate::bug::seeded;
 
@@ -237,31 +238,35 @@ impl PrefixIndex {
     }
 
     /// Check the host side's lists and counts; `in_flight` are the units of copies under way.
-    pub(super) fn check_host<'a>(&'a self, in_flight: impl Iterator<Item = &'a Unit> + Clone) -> Result<(), String> {
+    pub(super) fn check_host<'a>(
+        &'a self,
+        in_flight: impl Iterator<Item = &'a Unit> + Clone,
+        tally: &mut Tally,
+    ) -> Result<(), String> {
+        let Tally { marks, numbers } = tally;
         let units = || self.host.sides.iter().filter_map(|side| side.unit.as_ref()).chain(in_flight.clone());
-        self.host.pages.check(units().map(|unit| unit.page.index()))?;
-        self.host.states.check(units().filter_map(|unit| unit.state.as_ref()).map(Handle::index))?;
-        let place = |list: &Lru| {
-            let mut place = vec![None; self.nodes.len()];
-            list.iter().enumerate().for_each(|(i, at)| place[at as usize] = Some(i));
-            place
-        };
-        let (units, with_state, uncopied) =
-            (place(&self.host.units), place(&self.host.with_state), place(&self.host.uncopied));
+        self.host.pages.check(units().map(|unit| unit.page.index()), marks)?;
+        self.host.states.check(units().filter_map(|unit| unit.state.as_ref()).map(Handle::index), marks)?;
+        let HostMemory { units, with_state, uncopied, .. } = &self.host;
+        let [numbers, of_states, of_uncopied] = numbers;
+        let units = numbers.places(self.nodes.len(), units.iter());
+        let with_state = of_states.places(self.nodes.len(), with_state.iter());
+        let uncopied = of_uncopied.places(self.nodes.len(), uncopied.iter());
+        let is_listed = |places: &[u32], at: usize| places[at] != NONE;
         for (at, node) in self.nodes.iter().enumerate() {
             let Some(node) = node else {
-                if units[at].is_some() || with_state[at].is_some() || uncopied[at].is_some() {
+                if [units, with_state, uncopied].iter().any(|places| is_listed(places, at)) {
                     return Err(format!("node {at} is not in use and on a list of the host tier"));
                 }
                 continue;
             };
             let side = self.side(at as u32);
-            let is_listed = side.unit.is_some() && side.load == NONE;
+            let is_kept = side.unit.is_some() && side.load == NONE;
             let has_state = side.unit.as_ref().is_some_and(|unit| unit.state.is_some());
-            if units[at].is_some() != is_listed || with_state[at].is_some() != (is_listed && has_state) {
+            if is_listed(units, at) != is_kept || is_listed(with_state, at) != (is_kept && has_state) {
                 return Err(format!("the unit of node {at} is on the wrong side of a list"));
             }
-            if uncopied[at].is_some() != side.is_uncopied || side.is_uncopied && node.page.is_none() {
+            if is_listed(uncopied, at) != side.is_uncopied || side.is_uncopied && node.page.is_none() {
                 return Err(format!("node {at} is on the wrong side of the list of pages to copy"));
             }
             if node.page.is_none() {
@@ -269,9 +274,9 @@ impl PrefixIndex {
                     return Err(format!("node {at} is nowhere, or held without a page"));
                 }
                 if let Parent::Node(parent) = node.parent {
-                    let order = (units[at], units[parent as usize]);
+                    let (own, theirs) = (units[at], units[parent as usize]);
                     let before = self.node(parent);
-                    if before.page.is_none() && matches!(order, (Some(own), Some(theirs)) if own > theirs) {
+                    if before.page.is_none() && own != NONE && theirs != NONE && own > theirs {
                         return Err(format!("the unit of node {at} would outlive the one it continues"));
                     }
                 }

@@ -11,6 +11,7 @@ use super::{
     lease::Lease,
     memory::{Memory, MemorySize},
     namespace::Namespace,
+    tally::Tally,
 };
 
 const PAGE_TOKENS: u32 = 2;
@@ -209,7 +210,7 @@ impl World {
     }
 
     fn check(&mut self) {
-        self.memory.check(self.users.iter().map(|user| &user.lease)).unwrap();
+        self.memory.check(self.users.iter().map(|user| &user.lease), &mut Tally::default()).unwrap();
         let events = self.memory.index.events();
         while let Some(event) = events.get(self.next_event) {
             self.mirror.apply(&event).unwrap();

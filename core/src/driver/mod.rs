@@ -7,8 +7,10 @@
 //!
 //! What ends a request, a step or the engine: a request's own fault ends that request; a failed step fails the
 //! requests that were running and the engine goes on if the device says it is well; a lost device or a panic of this
-//! thread ends the engine, `health` says so, and every request hears `Failed`.
+//! thread ends the engine, `health` says so, and every request hears `Failed`. So does memory that is not accounted for
+//! ([`audit`]).
 
+mod audit;
 pub mod budget;
 mod copies;
 pub mod cost;

@@ -1,6 +1,7 @@
-//! The engine thread's reports to the gate that refuses requests in time.
+//! What the engine's thread looks at when figures are published: its account of memory, and what the gate that refuses requests
+//! in time has to know.
 
-use super::{Shared, budget::StepBudget, inbox::Command};
+use super::{Shared, audit::Audit, budget::StepBudget, inbox::Command};
 use crate::{
     client::Metrics,
     engine::EngineState,
@@ -11,9 +12,10 @@ use crate::{
 const FEW_WAITING: u64 = 256;
 const EVERY: u64 = 16;
 
-/// Gathers what the gate wants to know; nothing if nobody is ever refused.
+/// Makes the account, and gathers what the gate wants to know; nothing if nobody is ever refused.
 #[derive(Debug)]
 pub(super) struct Reporter {
+    audit: Audit,
     is_on: bool,
     load: Load,
     meter: PaceMeter,
@@ -27,7 +29,7 @@ pub(super) struct Reporter {
 impl Reporter {
     pub(super) fn new(is_on: bool) -> Self {
         let (load, meter) = (Load::default(), PaceMeter::default());
-        Self { is_on, load, meter, arrived: 0, last: (0, 0), n_reports: 0 }
+        Self { audit: Audit::default(), is_on, load, meter, arrived: 0, last: (0, 0), n_reports: 0 }
     }
 
     /// A command has been taken from the inbox.
@@ -41,6 +43,7 @@ impl Reporter {
     }
 
     pub(super) fn report(&mut self, state: &EngineState, metrics: &Metrics, budget: &StepBudget, shared: &Shared) {
+        self.audit.look(state, metrics.steps, || shared.now_ns());
         if !self.is_on {
             return;
         }

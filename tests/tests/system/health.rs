@@ -9,6 +9,12 @@ use std::{
 };
 
 use serde_json::json;
+#[cfg(debug_assertions)]
+use tokenspeed_core::{
+    bug,
+    grammar::{Constraint, ConstraintError, TokenMask},
+    request::Request,
+};
 use tokenspeed_core::{
     driver::{DriverConfig, EngineHandle, StepRunner},
     engine::{EngineConfig, Pass},
@@ -19,6 +25,8 @@ use crate::support::{
     client, models,
     serving::{Serving, with},
 };
+#[cfg(debug_assertions)]
+use crate::support::{finish, greedy, submit};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fault {
@@ -163,4 +171,62 @@ fn health_check_of_a_stuck_step() {
         assert_eq!(late.join().expect("answered")["choices"][0]["text"], "AA");
     });
     assert_eq!(health(&server), 200, "it was slow, not dead");
+}
+
+/// A grammar that allows everything. Its first token switches on, in the engine's thread, the bug that loses pages.
+#[cfg(debug_assertions)]
+#[derive(Debug)]
+struct Saboteur;
+
+#[cfg(debug_assertions)]
+impl Constraint for Saboteur {
+    fn mask(&mut self, mask: &mut TokenMask) -> Result<(), ConstraintError> {
+        (0..mask.vocab_size()).for_each(|id| mask.allow(id));
+        Ok(())
+    }
+    fn accept(&mut self, _id: u32) -> Result<(), ConstraintError> {
+        bug::switch_on(Some(bug::Bug::DuplicatePageIsLost));
+        Ok(())
+    }
+    fn roll_back(&mut self, _n: usize) -> Result<(), ConstraintError> {
+        Ok(())
+    }
+    fn count_allowed(&mut self, ids: &[u32]) -> Result<usize, ConstraintError> {
+        Ok(ids.len())
+    }
+    fn is_complete(&self) -> bool {
+        false
+    }
+    fn fresh(&self) -> Box<dyn Constraint> {
+        Box::new(Self)
+    }
+}
+
+/// A page that is lost is noticed when the engine comes to rest. It says which, everywhere, and answers nothing more.
+#[cfg(debug_assertions)]
+#[test]
+fn memory_that_is_not_accounted_for_ends_the_engine() {
+    let (server, _) = serve(Fault::Step);
+    let constraint: Box<dyn Constraint> = Box::new(Saboteur);
+    let mut first = Request { constraint: Some(constraint), ..greedy(&[3; 5], 4) };
+    first.sampling.ignore_eos = false;
+    finish(submit(&*server.engine, first));
+    let mut why = String::new();
+    for n in 0..10_000 {
+        // Equal prompts that are computed beside each other: the second one's pages are the first one's in the end.
+        let twins: Result<Vec<_>, _> = (0..2).map(|_| server.engine.submit(greedy(&[n % 300; 40], 2))).collect();
+        match twins {
+            Ok(twins) => twins.into_iter().for_each(|mut events| while events.blocking_next().is_some() {}),
+            Err(refusal) => {
+                why = refusal.to_string();
+                break;
+            }
+        }
+    }
+    assert!(why.contains("memory is not accounted for") && why.contains("page") && why.contains("is lost"), "{why}");
+    assert_eq!(health(&server), 503);
+    let reply = server.complete("x", json!({}));
+    assert_eq!(reply.status, 503, "refused at once");
+    let said = server.engine.health().expect_err("dead");
+    assert!(why.contains(&said), "{said}");
 }

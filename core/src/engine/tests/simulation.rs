@@ -6,6 +6,25 @@
 //! Checked at the end: it came within a bound of steps, nothing is held, and after a flush every page is free.
 //!
 //! A failing seed is in the panic message; replay it with `run(seed)`.
+//!
+//! What must hold, and what shows it; of pools, tables, hashes, matches and evictions, `cache/tests.rs` has the rest of the list.
+//! `tests/sim` checks all of it again, from outside, behind the C table and with more faults.
+//!
+//! * **Chunks.** Those that do not complete a prompt end on the grid: `cases`, and each step in `tests/sim`. A tail's pages are the request's from its body's step on, so nobody takes them and it cannot fail: a
+//!   lack would be an assertion here. An abort between the two leaves nothing: conservation after every abort.
+//! * **Life cycle.** Submitted and finished is as before: at the end nothing is held, and a flush frees every page. So for many,
+//!   ending in any order; so for aborts before a plan, in flight, between passes of a draft, of ids that have ended or never
+//!   were; so when everything fails. Illegal transitions do not compile: `tests/compile_fail/`.
+//! * **Preemption.** The prompt and what was generated are computed again, and no state is stale: the device compares every
+//!   row and state with the whole text, the oracle every answer; hundreds lose their memory (asserted).
+//! * **Hits** are of tokens that another request of the same salt computed, leave at least one token to compute, and
+//!   lie on page boundaries; hundreds of hybrid models' are among them (asserted).
+//! * **Copies** between the tiers end late, in any order, some badly. Each is ordered once and counts when its end was heard, and
+//!   hearing it twice changes nothing; an abort during a load leaves the load its pages: `host_tier`.
+//! * **Flush** is refused while requests or copies are under way, as a whole; otherwise it empties both tiers: here and in `cases`.
+//! * **Guesses** of every origin change nothing: right ones of lookups, drafts and side branches occur (asserted).
+//! * **Progress.** All end within the steps they would need one after the other. Who goes first, and what each policy promises:
+//!   `policies`; that memory pressure does not thrash: `cases`.
 
 use super::{fake::Rig, grammar::Toy, oracle};
 use crate::{
