@@ -3,6 +3,7 @@
 //! `http/` speaks the API, `generation/` turns engine events into answers, `cli/` holds one file per subcommand;
 //! `frontend.rs` and `tokenspeed_core::client::Engine` are the two seams everything else stands on.
 #![forbid(unsafe_code)]
+pub mod acceptance;
 pub mod cli;
 pub mod engine_setup;
 pub mod error;

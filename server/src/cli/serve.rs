@@ -6,7 +6,7 @@ use clap::Args;
 
 use super::engine_options::EngineOptions;
 use crate::{
-    engine_setup,
+    acceptance, engine_setup,
     error::CliError,
     http::{
         server,
@@ -101,6 +101,7 @@ pub fn run(mut args: ServeArgs) -> Result<(), CliError> {
         .build()
         .map_err(|error| CliError::new(format!("cannot start the runtime: {error}"), "", ""))?;
     let url = server::url(address);
+    let drafts_by_a_model = args.engine.speculative_draft_model.is_some();
     let result = runtime.block_on(async {
         let mut stop = StopSignals::new()?;
         let publisher = match kv_events {
@@ -129,6 +130,9 @@ pub fn run(mut args: ServeArgs) -> Result<(), CliError> {
                     }
                     if let Some(trace) = &trace {
                         trace.follow(loaded.engine.clone());
+                    }
+                    if drafts_by_a_model {
+                        tokio::spawn(acceptance::watch(loaded.engine.clone(), log));
                     }
                     announce(&state, loaded, &url, log);
                 }

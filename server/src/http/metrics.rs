@@ -162,7 +162,20 @@ fn write_engine(out: &mut String, engine: &Metrics) {
         "Recurrent states that host memory has room for.",
         engine.host_states[1],
     );
+    gauge(
+        out,
+        "tokenspeed_prefix_cache_least_tokens",
+        "Tokens of the shortest prefix that can be reused; 0: none is.",
+        engine.cacheable_tokens,
+    );
     let counter = |out: &mut String, name: &str, help: &str, value: f64| single(out, name, help, "counter", value);
+    let cut = engine.cut_tokens as f64;
+    counter(
+        out,
+        "tokenspeed_cut_tokens_total",
+        "Prompt tokens whose pages were cached and which were computed again for want of a recurrent state.",
+        cut,
+    );
     counter(out, "tokenspeed_host_stored_pages_total", "Pages copied to host memory.", engine.host_stored as f64);
     counter(out, "tokenspeed_host_loaded_pages_total", "Pages copied back.", engine.host_loaded as f64);
     counter(
@@ -174,6 +187,8 @@ fn write_engine(out: &mut String, engine: &Metrics) {
     let [checked, right] = engine.branches.map(|n| n as f64);
     counter(out, "tokenspeed_draft_branches_total", "Side branches of guesses that were checked.", checked);
     counter(out, "tokenspeed_accepted_branches_total", "Of these, the right ones.", right);
+    let ahead = engine.ahead_steps as f64;
+    counter(out, "tokenspeed_planned_ahead_steps_total", "Steps planned while the one in front ran.", ahead);
     let relayed = engine.relayed_steps as f64;
     counter(
         out,
@@ -252,5 +267,33 @@ impl Record {
                 metrics.per_token.observe(first.elapsed() / (self.tokens - 1));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// Names of metrics, without labels.
+    fn names(text: &str) -> BTreeSet<&str> {
+        let ends = |c: char| !(c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
+        text.match_indices("tokenspeed_").map(|(at, _)| text[at..].split(ends).next().expect("a name")).collect()
+    }
+
+    #[test]
+    fn the_document_lists_what_the_page_has() {
+        let metrics = ServerMetrics::default();
+        let mut engine = Metrics::default();
+        // Series without a sample have a header, and so a name.
+        (engine.drafts[0], engine.accepted[0]) = (2, 1);
+        let page = metrics.render(Some(&engine), 0);
+        let headers = page.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+        let exported: BTreeSet<&str> = headers.map(|line| line.split(' ').next().expect("a name")).collect();
+        let document = include_str!("../../../docs/api.md");
+        let section = document.split("\n## ").find(|section| section.starts_with("Metrics\n")).expect("it has one");
+        assert_eq!(names(section), exported, "`docs/api.md` (left) and `/metrics` (right)");
+        assert!(exported.len() > 35, "{} names", exported.len());
     }
 }

@@ -14,6 +14,7 @@ use tokenspeed_models::{
     },
     tiny::Tiny,
 };
+use tokenspeed_server::acceptance::AcceptanceWatch;
 
 use crate::{
     batch_invariance::ids,
@@ -133,6 +134,7 @@ fn a_fitted_draft_gives_two_tokens_a_turn_and_changes_nothing() {
     let rate = stepper.tokens_per_verify();
     println!("{rate:.2} tokens a turn, {:?}", stepper.guesses());
     assert!(rate >= 2.0, "{rate} tokens a turn");
+    assert_eq!(AcceptanceWatch::default().look(0, &stepper.state.metrics()), None, "nothing to warn of");
     aborted_anywhere(&target.model(), &eagle(&draft));
 }
 
@@ -256,6 +258,14 @@ fn a_useless_draft_is_left_alone() {
     }
     let turns = stepper.state.metrics().steps;
     assert!(stepper.draft_passes * 10 < turns, "{} draft passes in {turns} turns", stepper.draft_passes);
+    // But it is told, once there were some tries (case 102).
+    let mut watch = AcceptanceWatch::default();
+    let warning = (6..100).find_map(|seed| {
+        stepper.answers(&[greedy(&ids(seed, 20), 200)]);
+        watch.look(0, &stepper.state.metrics())
+    });
+    let warning = warning.expect("a warning");
+    assert!(warning.contains("gave 1.00 tokens each"), "{warning}");
 }
 
 /// As served: threads, clocks and costs of this machine.
