@@ -3,35 +3,56 @@
 //!
 //! The first test is that a wrong state would show.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use tokenspeed_core::{client::Engine, request::Request};
 
 use crate::{
     batch_invariance::ids,
-    support::{self, Answer, finish, finish_all, greedy, models, submit},
+    support::{
+        self, Answer, finish, finish_all, greedy,
+        models::{self, long_tests},
+        settled, submit,
+    },
 };
 
-/// An exact engine, its chunks and its stored states chosen by `words`.
+/// An exact engine, its chunks, its memory and its stored states chosen by `words`.
 fn engine(folder: &models::Folder, words: &str) -> Arc<dyn Engine> {
-    let seqs = if words.contains("--max-num-seqs") { "" } else { "--max-num-seqs 4" };
-    support::load(&folder.model(), &format!("--mode exact --max-model-len 512 {seqs} {words}")).engine
+    let mut words = format!("--mode exact {words}");
+    for (option, value) in [("--max-num-seqs", "4"), ("--max-model-len", "512")] {
+        if !words.contains(option) {
+            words += &format!(" {option} {value}");
+        }
+    }
+    support::load(&folder.model(), &support::in_bytes(&folder.model(), &words)).engine
 }
 
 struct Pair {
     cached: Arc<dyn Engine>,
     cold: Arc<dyn Engine>,
+    /// What the cold engine said, by prompt and length.
+    alone: BTreeMap<(Vec<u32>, u32), Answer>,
 }
 
 impl Pair {
     fn new(folder: &models::Folder, words: &str) -> Self {
-        Self { cached: engine(folder, words), cold: engine(folder, "--no-prefix-cache") }
+        let len =
+            words.split_once("--max-model-len ").map_or("512", |(_, rest)| rest.split(' ').next().expect("a number"));
+        let cold = engine(folder, &format!("--no-prefix-cache --max-model-len {len}"));
+        Self { cached: engine(folder, words), cold, alone: BTreeMap::new() }
+    }
+
+    /// With another engine beside the same cold one.
+    fn with(self, folder: &models::Folder, words: &str) -> Self {
+        Self { cached: engine(folder, words), ..self }
     }
 
     /// The answer, which is the cold engine's; and how many tokens came from the cache.
-    fn ask(&self, prompt: &[u32], max_tokens: u32, label: &str) -> (u32, Vec<u32>) {
+    fn ask(&mut self, prompt: &[u32], max_tokens: u32, label: &str) -> (u32, Vec<u32>) {
         let answer = finish(submit(&*self.cached, greedy(prompt, max_tokens)));
-        let expected = finish(submit(&*self.cold, greedy(prompt, max_tokens)));
+        let Self { cold, alone, .. } = self;
+        let ask_alone = || finish(submit(&**cold, greedy(prompt, max_tokens)));
+        let expected = alone.entry((prompt.to_vec(), max_tokens)).or_insert_with(ask_alone);
         assert_eq!(answer.numbers(), expected.numbers(), "{label}");
         (answer.usage.cached_tokens, answer.ids)
     }
@@ -54,8 +75,9 @@ fn an_early_token_reaches_the_end() {
 #[test]
 fn prefix_cache_state_snapshot_reuse() {
     let folder = models::kimi();
+    let mut pair = Pair::new(&folder, "");
     for words in ["", "--chunked-prefill-size 64", "--chunked-prefill-size 16"] {
-        let pair = Pair::new(&folder, words);
+        pair = pair.with(&folder, words);
         let prompt = ids(3, 200);
         let hits: Vec<u32> = [
             prompt.clone(),
@@ -69,8 +91,8 @@ fn prefix_cache_state_snapshot_reuse() {
         .collect();
         assert_eq!(hits, [0, 192, 192, 0, 128], "{words}");
     }
-    let pair = Pair::new(&folder, "");
-    for n in [1, 63, 64, 65, 127, 128, 129, 130] {
+    let mut pair = pair.with(&folder, "");
+    for n in [1, 63, 64, 65, 127, 128, 129, 130, 191, 192, 193] {
         let prompt = ids(100 + n as u32, n);
         pair.ask(&prompt, 2, "cold");
         let cached = pair.ask(&[&prompt[..], &ids(9, 9)].concat(), 2, "warm").0 as usize;
@@ -78,16 +100,18 @@ fn prefix_cache_state_snapshot_reuse() {
     }
 }
 
-/// Case 82: two stored states, many pages; hits fall back to the deepest stored one.
+/// Case 82: two stored states, many pages; hits fall back to the deepest stored one. At length: ten prompts that share up to nine
+/// pages, a hundred rounds.
 #[test]
 fn prefix_cache_state_snapshot_eviction() {
     let folder = models::kimi();
-    let pair = Pair::new(&folder, "--max-num-seqs 1 --prefix-snapshots 2");
+    let (rounds, most, n_tokens) = if long_tests() { (100, 9, 590) } else { (16, 3, 200) };
+    let mut pair = Pair::new(&folder, "--max-num-seqs 1 --prefix-snapshots 2 --max-model-len 640");
     let (mut random, mut cached) = (1u32, 0);
-    for round in 0..16 {
+    for round in 0..rounds {
         random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        let shared = (random >> 8) as usize % 4;
-        let prompt = [ids(3, 64 * shared), ids(40 + shared as u32, 200 - 64 * shared)].concat();
+        let shared = (random >> 8) as usize % (most + 1);
+        let prompt = [ids(3, 64 * shared), ids(40 + shared as u32, n_tokens - 64 * shared)].concat();
         cached += pair.ask(&prompt, 2, &format!("round {round}, {shared} pages shared")).0;
     }
     let metrics = pair.cached.metrics();
@@ -98,9 +122,9 @@ fn prefix_cache_state_snapshot_eviction() {
 #[test]
 fn prefix_cache_multi_turn() {
     let folder = models::kimi();
-    let pair = Pair::new(&folder, "");
+    let mut pair = Pair::new(&folder, "");
     let mut talks = [ids(3, 100), ids(4, 90)];
-    let turn = |talk: &mut Vec<u32>, salt: u32, is_first: bool| {
+    let mut turn = |talk: &mut Vec<u32>, salt: u32, is_first: bool| {
         let before = talk.len();
         talk.extend(ids(salt, 20));
         let (cached, said) = pair.ask(talk, 12, "turn");
@@ -118,6 +142,25 @@ fn prefix_cache_multi_turn() {
     turn(&mut edited, 40, false);
 }
 
+/// An edit far behind in a long prompt goes on from the ladder of stored states inside it, the first rung of which is at 1,024
+/// tokens; wherever chunks end.
+#[test]
+fn a_rung_of_stored_states_inside_a_long_prompt() {
+    let folder = models::small_kimi();
+    const LONG: &str = "--max-model-len 1280";
+    let text = ids(3, 1180);
+    let edited = |at: usize| [&text[..at], &ids(5, 30)].concat();
+    let mut pair = Pair::new(&folder, LONG);
+    for chunk in [100, 1000, 8192] {
+        let words = format!("{LONG} --chunked-prefill-size {chunk}");
+        pair = pair.with(&folder, &words);
+        let prompts = [text.clone(), text.clone(), edited(1100), edited(1030), edited(1000)];
+        let hits = prompts.map(|prompt| pair.ask(&prompt, 4, &words).0);
+        // The end of the prompt; the rung; of a page seen twice by now; nothing is stored before the rung.
+        assert_eq!(hits, [0, 1152, 1024, 1024, 0], "{words}");
+    }
+}
+
 /// Case 91 and *batch variance*: too few pages for all, sampled and greedy, alone and together.
 #[test]
 fn preemption_and_neighbours_with_recurrent_state() {
@@ -125,20 +168,24 @@ fn preemption_and_neighbours_with_recurrent_state() {
     let cold = engine(&folder, "--no-prefix-cache");
     let requests: Vec<Request> = (0..6u32)
         .map(|n| {
-            let mut request = greedy(&ids(3 + n / 2, 70 + 20 * n as usize), 40);
+            let mut request = greedy(&ids(3 + n % 3, 80 + 3 * n as usize), 60);
             (request.sampling.temperature, request.sampling.seed) = ([0.0, 0.8][n as usize % 2], 7);
             request
         })
         .collect();
     let expected: Vec<Answer> = requests.iter().map(|r| finish(submit(&*cold, r.clone()))).collect();
     for words in ["--prefix-snapshots 0", "--chunked-prefill-size 64", "--max-num-seqs 2 --prefix-snapshots 1"] {
-        let engine = engine(&folder, words);
+        // Five pages; the six come with two each, so two are let in, and grow to three.
+        let engine = engine(&folder, &format!("--max-model-len 320 --memory least {words}"));
         for round in 0..2 {
             let answers = finish_all(&*engine, requests.clone());
             for (n, (answer, expected)) in answers.iter().zip(&expected).enumerate() {
                 assert_eq!(answer.numbers(), expected.numbers(), "{words}: round {round}, request {n}");
             }
         }
+        let metrics = engine.metrics();
+        assert!(metrics.preemptions > 0, "{words}: nobody lost memory: {metrics:?}");
+        settled(&*engine);
     }
 }
 
@@ -147,6 +194,8 @@ fn preemption_and_neighbours_with_recurrent_state() {
 fn prefix_cache_and_speculation() {
     let folder = models::kimi();
     let plain = engine(&folder, "--no-prefix-cache");
+    // Every way asks the same, so the answers alone are found once.
+    let mut alone: Vec<Answer> = Vec::new();
     for (k, cache) in [(1, ""), (3, ""), (7, ""), (7, "--no-prefix-cache"), (3, "--chunked-prefill-size 64")] {
         let words = format!(
             "--speculative-algorithm ngram --speculative-ngram 1 --speculative-num-draft-tokens {} --prefix-snapshots 4 {cache}",
@@ -154,14 +203,17 @@ fn prefix_cache_and_speculation() {
         );
         let guessing = engine(&folder, &words);
         let (mut talk, mut cached) = (ids(3, 60), 0);
-        for turn in 0..3u32 {
+        for turn in 0..6u32 {
             talk.extend(ids(10 + turn, 20));
             let mut request = greedy(&talk, 24);
             // A random model repeats itself only if it has little choice.
             request.sampling.allowed_token_ids = Some(vec![5, 6, 7]);
             (request.sampling.temperature, request.sampling.seed) = ([0.0, 1.0][turn as usize % 2], 5);
             let answer = finish(submit(&*guessing, request.clone()));
-            assert_eq!(answer.numbers(), finish(submit(&*plain, request)).numbers(), "{words}: turn {turn}");
+            if alone.len() <= turn as usize {
+                alone.push(finish(submit(&*plain, request)));
+            }
+            assert_eq!(answer.numbers(), alone[turn as usize].numbers(), "{words}: turn {turn}");
             cached += answer.usage.cached_tokens;
             talk.extend(answer.ids);
         }

@@ -17,15 +17,15 @@
 mod options;
 mod talks;
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use tokenspeed_core::{
-    client::{Engine, EventStream, Metrics},
+    client::{Engine, EventStream},
     request::{Event, FinishReason, Request, Usage},
     sampler::device::HostOnly,
 };
 
-use crate::support::{Answer, finish, models::long_tests, submit};
+use crate::support::{Answer, finish, models::long_tests, settled, submit};
 use options::{Bench, Subject};
 use talks::{Talks, Turn};
 
@@ -45,6 +45,11 @@ struct Reached {
     /// Of these, right ones.
     side: u64,
     given_up: u64,
+    /// Pages that came back from host memory.
+    host_loaded: u64,
+    /// Steps planned while the one in front ran, and steps that the device had by then.
+    ahead_steps: u64,
+    relayed_steps: u64,
     /// Steps, and of these the ones that the host sampled though the device can.
     steps: u64,
     host_steps: u64,
@@ -89,22 +94,6 @@ fn begin(mut events: EventStream, n_tokens: usize) -> Answer {
         }
     }
     Answer { ids, logprobs, prompt, reason: FinishReason::Abort, usage: Usage::default() }
-}
-
-/// Wait until nobody runs, and flush: nothing is held any more.
-fn settled(engine: &dyn Engine) -> Metrics {
-    let mut held = (0, 0, 0, 0);
-    for _ in 0..10_000 {
-        // Callers that gave up are gone before the engine has noticed, and figures are told after the answer to a flush.
-        let flushed = engine.flush_cache();
-        let metrics = engine.metrics();
-        held = (metrics.running, metrics.waiting, metrics.pages_used, metrics.states_used);
-        if flushed.is_ok() && held == (0, 0, 0, 0) {
-            return metrics;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    panic!("(running, waiting, pages, states) are {held:?} long after the last answer");
 }
 
 /// One seed: the conversations alone, then together.
@@ -152,6 +141,9 @@ fn examine_with(
     reached.accepted += metrics.accepted.iter().sum::<u64>();
     reached.branches += metrics.branches[0];
     reached.side += metrics.branches[1];
+    reached.host_loaded += metrics.host_loaded;
+    reached.ahead_steps += metrics.ahead_steps;
+    reached.relayed_steps += metrics.relayed_steps;
     let hosts = metrics.host_steps[HostOnly::Device.index()];
     reached.steps += metrics.steps;
     reached.host_steps += metrics.host_steps.iter().sum::<u64>() - hosts;
@@ -168,29 +160,35 @@ fn invariant(subject: &Subject) {
     seeds.for_each(|seed| examine(subject, &bench, seed, &mut reached));
     println!("{}: {reached:?}", subject.name);
     let Reached { cached, preemptions, drafts, accepted, branches, side, given_up, .. } = reached;
+    let Reached { host_loaded, ahead_steps, relayed_steps, .. } = reached;
+    assert!(host_loaded > 0 && ahead_steps > 0 && relayed_steps > 0, "{reached:?}");
     assert!(cached > 0 && accepted > 0 && accepted < drafts && given_up > 0, "{reached:?}");
-    // The second choice of a random draft is right too rarely to be waited for (`trees.rs` has a fitted one); that of a model
-    // that drafts for itself is right often enough.
+    // How many branches pay is a matter of time, too: a right one is to be waited for (`trees.rs` has many, stepped by hand), and
+    // the second choice of a random draft is right too rarely even for that.
     assert!(branches > 0, "{reached:?}");
-    assert!(side > 0 || subject.name == options::KIMI_EXACT.name, "{reached:?}");
+    assert!(side > 0 || !long_tests() || subject.name == options::KIMI_EXACT.name, "{reached:?}");
     // How many meet in too little memory is a matter of time; a slow model is left none.
     assert!(preemptions > 0 || subject.mode != "exact", "{reached:?}");
 }
 
-/// Whatever guesses are made, the device samples what follows them as the host would.
+/// Whatever guesses are made or none, the device samples what follows them as the host would; also where prompts come in pieces,
+/// requests lose their memory and nothing is cached.
 fn device_invariant(subject: &Subject) {
     let bench = Bench::new(subject);
     let mut reached = Reached::default();
     let again = format!("{RUN} -E 'test(metamorphic::{}_sampled_on_the_device)'", subject.name);
-    let guesses = subject.guesses.iter().filter(|words| !words.is_empty());
-    // Guesses are right less often where no constraint narrows the choice.
-    for (seed, words) in (1000..).zip(guesses.flat_map(|words| [words; 3])) {
-        examine_with(subject, &bench, seed, [words, &again], Turn::leave_to_the_device, &mut reached);
+    // Guesses are right less often where no constraint narrows the choice, so there are three seeds of each kind.
+    let words =
+        subject.guesses.iter().flat_map(|guesses| options::CRAMPED.map(|cramped| format!("{guesses} {cramped}")));
+    for (seed, words) in (1000..).zip(words) {
+        examine_with(subject, &bench, seed, [&words, &again], Turn::leave_to_the_device, &mut reached);
     }
     println!("{}: {reached:?}", subject.name);
-    let Reached { accepted, drafts, branches, steps, host_steps, hosts_engines, .. } = reached;
+    let Reached { accepted, drafts, branches, steps, host_steps, hosts_engines, relayed_steps, preemptions, .. } =
+        reached;
     assert!(accepted > 0 && accepted < drafts && branches > 0, "{reached:?}");
     assert!(steps > 0 && hosts_engines + host_steps == 0, "{reached:?}");
+    assert!(relayed_steps > 0 && preemptions > 0, "{reached:?}");
 }
 
 #[test]

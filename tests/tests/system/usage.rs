@@ -152,8 +152,8 @@ fn concurrency() {
             server.completion(prompt, fields)["choices"][0]["text"].as_str().expect("text").to_owned()
         }
     };
-    let solo: Vec<String> = (0..40).map(|i| ask(i, false)).collect();
-    for n in [2, 3, 17, 40] {
+    let solo: Vec<String> = (0..64).map(|i| ask(i, false)).collect();
+    for n in [2, 3, 17, 64] {
         std::thread::scope(|scope| {
             let ask = &ask;
             let threads: Vec<_> = (0..n).map(|i| scope.spawn(move || ask(i, i % 2 == 1))).collect();

@@ -28,9 +28,22 @@ pub const DIMENSIONS: &[&[&str]] = &[
     &["--max-num-seqs 3", "--max-num-seqs 2", "--max-num-seqs 8"],
     &["--memory least", "", "--memory some"],
     &["", "--step-time-target-ms 0.001"],
-    &["", "--disable-overlap-schedule"],
-    &["", "--host-sampling"],
-    &["", "--scheduling-policy shortest-prefill", "--prefill-coalescing-ms 20"],
+    // One dimension, because each of these takes the place of relaying tokens on the device, which is to be met as well.
+    &[
+        "",
+        "--host-sampling",
+        "",
+        "--disable-overlap-schedule --prefill-coalescing-ms 20",
+        "--scheduling-policy shortest-prefill --prefill-coalescing-ms 20",
+        "--disable-overlap-schedule --scheduling-policy shortest-prefill",
+    ],
+];
+
+/// What steps that the device samples are to meet besides: prompts in pieces, too little memory for all, nothing to resume from.
+pub const CRAMPED: [&str; 3] = [
+    "",
+    "--chunked-prefill-size 64 --memory least --max-num-seqs 3",
+    "--chunked-prefill-size 100 --memory some --no-prefix-cache --max-num-seqs 8",
 ];
 
 /// Of the reference: one request at a time, and nothing is kept, guessed or cut.
@@ -137,7 +150,7 @@ impl Subject {
         self.dimensions().enumerate().map(value).filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
     }
 
-    /// Load the model with `words`; `least` memory holds one request of full length, `some` half of another one's.
+    /// Load the model with `words`; [`support::in_bytes`] has what `least` and `some` memory is.
     pub fn load(&self, bench: &Bench, words: &str) -> Arc<dyn Engine> {
         let mut words = format!("--mode {} --max-model-len {} --skip-server-warmup {words}", self.mode, self.max_len);
         let folder = &bench.folder;
@@ -145,23 +158,7 @@ impl Subject {
             let draft = bench.draft.get_or_init(|| (self.draft)(folder));
             words = words.replace(DRAFT, &draft.model());
         }
-        for (name, halves) in [("least", 0), ("some", 1)] {
-            if words.contains(&format!("--memory {name}")) {
-                let [needed, cache] = least_memory(folder, &words.replace(&format!("--memory {name}"), "--memory 1"));
-                let bytes = needed + cache * halves / 2;
-                words = words.replace(&format!("--memory {name}"), &format!("--memory {bytes}"));
-            }
-        }
+        let words = support::in_bytes(&folder.model(), &words);
         support::load(&folder.model(), &words).engine
     }
-}
-
-/// Bytes without which nothing is loaded, and of these the cache; from the words in which a byte is refused.
-fn least_memory(folder: &models::Folder, words: &str) -> [u64; 2] {
-    let refusal = support::try_load(&folder.model(), words).expect_err("a byte is not enough").render();
-    ["the model needs ", "full length "].map(|before| {
-        let number = refusal.split_once(before).expect("it says so").1;
-        let digits: String = number.chars().take_while(char::is_ascii_digit).collect();
-        digits.parse().expect("a number")
-    })
 }

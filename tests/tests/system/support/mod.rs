@@ -7,9 +7,11 @@ pub mod models;
 pub mod serving;
 pub mod stepper;
 
+use std::time::Duration;
+
 use clap::Parser as _;
 use tokenspeed_core::{
-    client::{Engine, EventStream},
+    client::{Engine, EventStream, Metrics},
     request::{Event, FinishReason, Request, SamplingParams, TokenLogprobs, Usage},
 };
 use tokenspeed_server::{
@@ -42,6 +44,46 @@ pub fn try_load(model: &str, words: &str) -> Result<Loaded, CliError> {
 
 pub fn load(model: &str, words: &str) -> Loaded {
     try_load(model, words).unwrap_or_else(|e| panic!("{model} {words}: {}", e.render()))
+}
+
+/// `words` in which `--memory least` (room for one request of full length) and `--memory some` (and half of such a cache more)
+/// are bytes.
+pub fn in_bytes(model: &str, words: &str) -> String {
+    let mut words = words.to_owned();
+    for (name, halves) in [("least", 0), ("some", 1)] {
+        if words.contains(&format!("--memory {name}")) {
+            let [needed, cache] = least_memory(model, &words.replace(&format!("--memory {name}"), "--memory 1"));
+            let bytes = needed + cache * halves / 2;
+            words = words.replace(&format!("--memory {name}"), &format!("--memory {bytes}"));
+        }
+    }
+    words
+}
+
+/// Bytes without which nothing is loaded, and of these the cache; from the words in which a byte is refused.
+fn least_memory(model: &str, words: &str) -> [u64; 2] {
+    let refusal = try_load(model, words).expect_err("a byte is not enough").render();
+    ["the model needs ", "full length "].map(|before| {
+        let number = refusal.split_once(before).expect("it says so").1;
+        let digits: String = number.chars().take_while(char::is_ascii_digit).collect();
+        digits.parse().expect("a number")
+    })
+}
+
+/// Wait until nobody runs, and flush: nothing is held any more.
+pub fn settled(engine: &dyn Engine) -> Metrics {
+    let mut held = (0, 0, 0, 0);
+    for _ in 0..10_000 {
+        // Callers that gave up are gone before the engine has noticed, and figures are told after the answer to a flush.
+        let flushed = engine.flush_cache();
+        let metrics = engine.metrics();
+        held = (metrics.running, metrics.waiting, metrics.pages_used, metrics.states_used);
+        if flushed.is_ok() && held == (0, 0, 0, 0) {
+            return metrics;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    panic!("(running, waiting, pages, states) are {held:?} long after the last answer");
 }
 
 /// What a request heard.
