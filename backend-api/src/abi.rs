@@ -805,7 +805,7 @@ pub struct ts_backend_table {
             error: *mut ts_error,
         ) -> ts_status,
     >,
-    /// Optional: predicted nanoseconds of a run under `load`.
+    /// Optional: predicted nanoseconds of a run under `load`. The engine does not ask: it measures its steps.
     pub program_cost: Option<
         unsafe extern "C" fn(
             program: *mut ts_program,

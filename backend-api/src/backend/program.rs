@@ -158,7 +158,7 @@ impl Device {
         Ok(segments[..count].iter().map(segment).collect())
     }
 
-    /// Predicted nanoseconds of a run; `None` if the backend has no model.
+    /// Predicted nanoseconds of a run; `None` if the backend has no model. For tools: the engine measures instead.
     pub fn program_cost(&self, program: &Program, load: &Load) -> Result<Option<u64>, BackendError> {
         self.assert_own(&program.device);
         let Some(cost) = self.inner.loaded.table.program_cost else { return Ok(None) };

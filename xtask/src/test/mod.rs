@@ -123,7 +123,8 @@ fn cargo_tests(system: System, environment: &Environment) -> Result<Counts, Stri
     Ok(Counts::of_output(&text).checked(ok))
 }
 
-/// Illegal transitions are shown not to compile by doctests, which nextest does not run.
+/// Examples in the documentation compile and run, and one shows what must not compile; nextest does not run doctests. (That
+/// illegal transitions of a request do not compile is shown by `core/tests/compile_fail.rs`.)
 fn doctests(environment: &Environment) -> Result<Counts, String> {
     let mut cargo = command::cargo();
     cargo.args(["test", "--quiet", "--no-fail-fast", "--doc", "--workspace"]);
