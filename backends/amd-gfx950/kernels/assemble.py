@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-import build
+import toolchain
 
 # A word that no instruction contains marks where one ends and the next begins.
 MARK = 0xFFFFFFFF
@@ -28,10 +28,10 @@ def text_section(data):
 
 def words(lines):
     """Dwords of each line; a refused line halves the list until it stands alone."""
-    target = f'.amdgcn_target "{build.TRIPLE}--{build.ARCH}"\n.text\n'
+    target = f'.amdgcn_target "{toolchain.TRIPLE}--{toolchain.ARCH}"\n.text\n'
     text = "".join(f"{line}\n.long {MARK}\n" for line in lines)
     try:
-        code = text_section(build.assemble(target + text))
+        code = text_section(toolchain.assemble(target + text))
     except RuntimeError:
         if len(lines) == 1:
             return ["-"]

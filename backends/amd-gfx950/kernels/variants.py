@@ -72,6 +72,12 @@ def promised(name, fn, types, constants, grid, divisible, **options):
     yield variant("shipped", f"{name}_ragged", fn, types, constants, grid, [], **options)
 
 
+def by_factors(exact):
+    """How variants with factors of that kind come: f32 factors are for telling rounding from mistakes, not for speed, so they have
+    one form, which makes no promise."""
+    return (lambda *a, **o: [variant("shipped", *a[:-1], [], **o)]) if exact else promised
+
+
 def elementwises():
     for op in ("silu", "sigmoid"):
         yield from promised(f"unary_{op}", elementwise.unary, [*COUNT, F32, F32, I32, I32, I32], {"OP": op, "B": 1024},
@@ -84,14 +90,12 @@ def elementwises():
     for x, y in [("f32", k) for k in PLAIN] + [(k, "f32") for k in PLAIN if k != "f32"]:
         yield variant("shipped", f"convert_{x}_{y}", elementwise.convert, [*COUNT, PLAIN[x], PLAIN[y], I32, I32, I32],
                       {"B": 1024}, ["rows", "ceil(D/B)", "1"], [])
-    for w in ("f32", "bf16"):
-        for name, b, warps in (("head", 128, 1), ("row", 1024, 4)):
-            yield from promised(f"rmsnorm_{w}_{name}", elementwise.rmsnorm,
-                                [*COUNT, F32, PLAIN[w], F32, I32, I32, I32, I32, FLOAT], {"B": b}, ["rows", "H", "1"],
-                                ["x", "w", "y", "D", "ldx", "ldy"], warps=warps)
-        yield from promised(f"add_rmsnorm_{w}", elementwise.add_rmsnorm,
-                            [*COUNT, F32, F32, PLAIN[w], F32, F32, I32, I32, I32, I32, I32, FLOAT], {"B": 1024},
-                            ["rows", "1", "1"], ["x", "residual", "w", "total", "y", "D", "ldx", "ldr", "ldt", "ldy"])
+    for name, b, warps in (("head", 128, 1), ("row", 1024, 4)):
+        yield from promised(f"rmsnorm_f32_{name}", elementwise.rmsnorm, [*COUNT, F32, F32, F32, I32, I32, I32, I32, FLOAT], {"B": b},
+                            ["rows", "H", "1"], ["x", "w", "y", "D", "ldx", "ldy"], warps=warps)
+    yield from promised("add_rmsnorm_f32", elementwise.add_rmsnorm,
+                        [*COUNT, F32, F32, F32, F32, F32, I32, I32, I32, I32, I32, FLOAT], {"B": 1024}, ["rows", "1", "1"],
+                        ["x", "residual", "w", "total", "y", "D", "ldx", "ldr", "ldt", "ldy"])
 
 
 def movers():
@@ -197,7 +201,7 @@ def caches():
         for exact, rows in ((False, (16, 64)), (True, (16,))):
             for bm in rows:
                 for bd in (64, 128):
-                    yield from promised(
+                    yield from by_factors(exact)(
                         f"paged_attention_{k}_{'f32' if exact else 'bf16'}_{bm}x{bd}", paged.paged_attention,
                         [STEP, F32, PLAIN[k], PLAIN[k], TABLE, F32] + [I32] * 9 + [FLOAT, I32],
                         {"EXACT": exact, "BM": bm, "BN": 32, "BD": bd, "R": 4 * bd}, ["query tiles", "HKV", "1"],
@@ -211,10 +215,11 @@ def linears():
     for w, exact, tiles in (("bf16", False, ((16, 16, 64), (16, 64, 64), (64, 64, 64), (128, 128, 64))),
                             ("bf16", True, ((16, 64, 32), (64, 64, 32))), ("f32", True, ((16, 64, 32), (64, 64, 32)))):
         for bm, bn, bk in tiles:
-            yield from promised(f"linear_{w}_{'f32' if exact else 'bf16'}_{bm}x{bn}", gemm.linear, [*COUNT, F32, PLAIN[w], F32, F32] + [I32] * 6,
-                                {"EXACT": exact, "BM": bm, "BN": bn, "BK": bk}, ["ceil(rows/BM)", "ceil(N/BN)", "1"],
-                                ["x", "w", "y", "K", "ldx", "ldw", "ldy"], warps=1 if bm == bn == 16 else 8 if bm == 128 else 4,
-                                matrix_instr_nonkdim=16)
+            yield from by_factors(exact)(
+                f"linear_{w}_{'f32' if exact else 'bf16'}_{bm}x{bn}", gemm.linear, [*COUNT, F32, PLAIN[w], F32, F32] + [I32] * 6,
+                {"EXACT": exact, "BM": bm, "BN": bn, "BK": bk}, ["ceil(rows/BM)", "ceil(N/BN)", "1"],
+                ["x", "w", "y", "K", "ldx", "ldw", "ldy"], warps=1 if bm == bn == 16 else 8 if bm == 128 else 4,
+                matrix_instr_nonkdim=16)
     # A wave per 16 columns; the same bits as above.
     single, parts = [*COUNT, F32, BF16, *[F32] * 4] + [I32] * 10, [*COUNT, F32, *[BF16] * 6, *[F32] * 6] + [I32] * 20
     outs = [f"y{i}" for i in range(6)]
@@ -348,8 +353,10 @@ def mlas():
                       warps=8, llvm_fn_attrs=(("amdgpu-agpr-alloc", "0,0"), ))
     for name, absorb in (("absorb", True), ("value", False)):
         for w, exact, bk in (("bf16", False, 64), ("bf16", True, 32), ("f32", True, 32)):
-            for bm, full in ((16, True), (16, False), (64, True), (64, False)):
-                yield variant("shipped", f"mla_{name}_{w}_{'f32' if exact else 'bf16'}_{bm}{'' if full else '_ragged'}", mla.project,
+            # f32 factors have one form, as in `by_factors`.
+            for bm, full in ((16, False), (64, False)) if exact else ((16, True), (16, False), (64, True), (64, False)):
+                ragged = "" if full or exact else "_ragged"
+                yield variant("shipped", f"mla_{name}_{w}_{'f32' if exact else 'bf16'}_{bm}{ragged}", mla.project,
                               [*COUNT, F32, PLAIN[w], F32, F32] + [I32] * 10,
                               {"flags": None, "ABSORB": absorb, "GATED": False, "EXACT": exact, "FULL": full, "BM": bm, "BN": 64, "BK": bk},
                               ["ceil(rows/BM)", "H", "ceil(N/BN)+ABSORB"],
@@ -396,7 +403,7 @@ def linear_attention():
                             ["q", "k", "v", "g", "state", "o", "K", "V", "ldq", "ldk", "ldv", "ldg", "lds", "ldo"], **EXACTLY)
     for b in (32, 128):
         for m, exact in (("bf16", False), ("f32", True)):
-            make = promised if b == 128 else lambda *a, **o: [variant("shipped", *a, **o)]
+            make = by_factors(exact) if b == 128 else lambda *a, **o: [variant("shipped", *a, **o)]
             yield from make(f"kda_prepare_{m}_{b}", kda_chunk.prepare,
                             [STEP] + [F32] * 5 + [PLAIN[m]] * 5 + [F32] + [I32] * 8, {"EXACT": exact, "BK": b, "BV": b},
                             ["ceil(tokens/64)", "H", "1"],

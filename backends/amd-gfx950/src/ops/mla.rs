@@ -131,7 +131,9 @@ pub(super) fn plan_project(op: &BoundOp<'_>, plan: &mut Plan<'_>, name: &str, p:
     let [x, w, y] = op.operands else { unreachable!("checked") };
     let (format, _) = gemm::stored(&w.tensor);
     let bm = if op.capacity(x) <= 16 { 16 } else { 64 };
-    let ragged = if p.n.is_multiple_of(PANEL) && p.k.is_multiple_of(PANEL) { "" } else { "_ragged" };
+    // f32 factors have one form, for all extents.
+    let whole = op.settings.exact() || p.n.is_multiple_of(PANEL) && p.k.is_multiple_of(PANEL);
+    let ragged = if whole { "" } else { "_ragged" };
     let kernel = format!("mla_{name}_{format}_{}_{bm}{ragged}", op.settings.factors());
     // The gate is not read.
     launch_project(op, plan, (&kernel, bm), y, None, p)

@@ -1,30 +1,21 @@
 //! `rmsnorm` per head, and `add_rmsnorm`.
 
 use tokenspeed_backend_api::{
-    catalogue::OpDesc,
     op::OpKind,
     sdk::{Fault, Support},
 };
 
-use super::{BoundOp, OpEntry, convert::format_name, float, int};
-use crate::{
-    kernel::{Extent, Plan},
-    settings::Settings,
-};
+use super::{BoundOp, OpEntry, float, int};
+use crate::kernel::{Extent, Plan};
 
 /// Up to this length a row is a head, and one wave's work.
 const HEAD: usize = 256;
 
-inventory::submit! { OpEntry { kind: OpKind::RmsNorm, support: |op, s| support(op, s, 1), plan, pack: None } }
-inventory::submit! { OpEntry { kind: OpKind::AddRmsNorm, support: |op, s| support(op, s, 2), plan: plan_add, pack: None } }
-
-fn support(op: &OpDesc, _: &Settings, weight: usize) -> Support {
-    match op.operands[weight].dtype {
-        dtype @ (tokenspeed_backend_api::dtype::DType::F32 | tokenspeed_backend_api::dtype::DType::BF16) => {
-            Support::yes(format!("rmsnorm_{}", format_name(dtype).expect("a plain format")))
-        }
-        other => Support::no(format!("the weight is {other}, expected f32 or bf16")),
-    }
+inventory::submit! {
+    OpEntry { kind: OpKind::RmsNorm, support: |_, _| Support::yes("rmsnorm_f32"), plan, pack: None }
+}
+inventory::submit! {
+    OpEntry { kind: OpKind::AddRmsNorm, support: |_, _| Support::yes("add_rmsnorm_f32"), plan: plan_add, pack: None }
 }
 
 fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
@@ -33,7 +24,7 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let d = x.tensor.last();
     let heads = x.tensor.row_len() / d;
     let size = if d <= HEAD { "head" } else { "row" };
-    let kernel = format!("rmsnorm_{}_{size}", format_name(w.tensor.dtype).expect("supported"));
+    let kernel = format!("rmsnorm_f32_{size}");
     let arguments = [
         op.step(),
         word,
@@ -53,7 +44,6 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
 fn plan_add(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let [x, residual, w, total, y] = op.operands else { unreachable!("checked") };
     let [word, fixed] = x.count();
-    let kernel = format!("add_rmsnorm_{}", format_name(w.tensor.dtype).expect("supported"));
     let arguments = [
         op.step(),
         word,
@@ -70,5 +60,5 @@ fn plan_add(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
         ("ldy", y.stride()),
         ("eps", float(op.op.attrs().f[0])),
     ];
-    Ok(plan.launch(&kernel, [x.rows(1), Extent::ONE, Extent::ONE], &arguments)?)
+    Ok(plan.launch("add_rmsnorm_f32", [x.rows(1), Extent::ONE, Extent::ONE], &arguments)?)
 }

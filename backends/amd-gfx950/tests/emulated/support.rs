@@ -19,10 +19,20 @@ use tokenspeed_amd_gfx950::{
 use crate::find::profile;
 pub use crate::find::target;
 
+/// Whether tests that take long are to be run: `cargo xtask test --long`.
+pub fn long_tests() -> bool {
+    std::env::var_os("TOKENSPEED_LONG_TESTS").is_some()
+}
+
+/// Where this build's kernels are.
+pub fn kernels_folder() -> PathBuf {
+    let folder = std::env::var_os("TOKENSPEED_KERNELS").map_or_else(|| target().join("kernels"), PathBuf::from);
+    folder.join("amd-gfx950")
+}
+
 /// Kernels and an emulated device; `None`, with a word about it, if the kernels were not made.
 pub fn device() -> Option<(Arc<Device>, Manifest)> {
-    let folder = std::env::var_os("TOKENSPEED_KERNELS").map_or_else(|| target().join("kernels"), PathBuf::from);
-    let folder = folder.join("amd-gfx950");
+    let folder = kernels_folder();
     if !folder.join("manifest.json").is_file() {
         eprintln!("not run: no kernels in {}; `cargo xtask kernels` makes them", folder.display());
         return None;
