@@ -42,7 +42,8 @@ def mix(step, count_word, count_fixed, norm, proj, v0, v1, v2, v3, v4, v5, v6, v
     """y = sum_i softmax(s)_i v_i with s_i = sum_d norm proj v_i / sqrt(mean(v_i^2) + eps), i < n <= N; grid (rows,), D <= B.
 
     With CHAIN the softmax goes on from acc [D] and stats (largest, sum of weights) unless `fresh`, and ends only if `finish`:
-    otherwise y is the weighted sum so far, and out_stats what belongs to it. y may be acc, out_stats may be stats. Without
+    otherwise y is the weighted sum so far, and out_stats what belongs to it. y may be acc; out_stats is not stats, which other waves
+    may not have read yet. Without
     CHAIN neither is touched. Candidates from n on are not read.
     """
     t = tl.program_id(0)

@@ -64,8 +64,8 @@ fn support_mix(op: &OpDesc, _: &Settings) -> Support {
     let y = &op.operands[op.operands.len() - 1];
     let mut support = one_tile(op, "attn_res_mix");
     if support.is_supported() && op.attrs.i[0] as usize + 1 > MIX {
-        // The softmax in progress of every row.
-        support.workspace_bytes = y.dims[0] * 8;
+        // Two softmaxes in progress of every row: one is read while the other is written, by other waves of the same row.
+        support.workspace_bytes = y.dims[0] * 16;
     }
     support
 }
@@ -84,8 +84,9 @@ struct Stage<'a> {
     kernel: &'a str,
     candidates: &'a [Operand],
     acc: (Argument, Argument),
-    /// Address and stride of the softmax in progress.
+    /// Address and stride of the softmax in progress, and where it goes on.
     stats: (Argument, Argument),
+    out_stats: (Argument, Argument),
     fresh: bool,
     finish: bool,
 }
@@ -103,12 +104,12 @@ fn mix(op: &BoundOp<'_>, plan: &mut Plan<'_>, [norm, proj, y]: [&Operand; 3], st
         ("acc", stage.acc.0),
         ("stats", stage.stats.0),
         ("y", y.pointer()),
-        ("out_stats", stage.stats.0),
+        ("out_stats", stage.out_stats.0),
         ("D", int(d)),
         ("lda", stage.acc.1),
         ("lds", stage.stats.1),
         ("ldy", y.stride()),
-        ("ldo", stage.stats.1),
+        ("ldo", stage.out_stats.1),
         ("eps", float(op.op.attrs().f[0])),
         ("fresh", int(stage.fresh.into())),
         ("finish", int(stage.finish.into())),
@@ -128,13 +129,22 @@ fn plan_mix(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let weights = [norm, proj, y];
     let acc = (y.pointer(), y.stride());
     if candidates.len() <= MIX {
-        let stage = Stage { kernel: "mix", candidates, acc, stats: acc, fresh: true, finish: true };
+        let stage = Stage { kernel: "mix", candidates, acc, stats: acc, out_stats: acc, fresh: true, finish: true };
         return mix(op, plan, weights, &stage);
     }
-    let stats = (Argument::Pointer(op.workspace), int(2));
+    let rows = u64::from(op.capacity(y));
+    let progress = |i: usize| (Argument::Pointer(op.workspace + (i % 2) as u64 * rows * 8), int(2));
     let last = candidates.len().div_ceil(CHAIN) - 1;
     for (i, candidates) in candidates.chunks(CHAIN).enumerate() {
-        let stage = Stage { kernel: "chain", candidates, acc, stats, fresh: i == 0, finish: i == last };
+        let stage = Stage {
+            kernel: "chain",
+            candidates,
+            acc,
+            stats: progress(i),
+            out_stats: progress(i + 1),
+            fresh: i == 0,
+            finish: i == last,
+        };
         mix(op, plan, weights, &stage)?;
     }
     Ok(())
@@ -147,6 +157,8 @@ fn plan_combine(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
         candidates: &[*sum],
         acc: (acc.pointer(), acc.stride()),
         stats: (stats.pointer(), stats.stride()),
+        // Not written.
+        out_stats: (stats.pointer(), stats.stride()),
         fresh: false,
         finish: true,
     };
