@@ -154,6 +154,11 @@ fn global_accesses_stay_inside_allocations_of_written_memory() {
     run_on(&memory, &program(&[&load, &load, &[WAIT_ALL], &stored]), 64, 1).unwrap();
     let line = run_on(&memory, &program(&[&load, &load, &[0xbf8c_0f71], &stored]), 64, 1).unwrap_err();
     assert!(line.contains("reads v4 while a load into it is outstanding"), "{line}");
+    // Of 64 loads the oldest is there at vmcnt(63), the most that the counter holds.
+    let many = [load.to_vec(), global(20, 2, 0, 5).repeat(63)].concat();
+    run_on(&memory, &program(&[&many, &[0xbf8c_cf7f], &stored]), 64, 1).unwrap();
+    let line = run_on(&memory, &program(&[&many, &stored]), 64, 1).unwrap_err();
+    assert!(line.contains("reads v4 while a load into it is outstanding"), "{line}");
     let line = run_on(&memory, &program(&[&load, &[mov(4, 128)], &[WAIT_ALL]]), 64, 1).unwrap_err();
     assert!(line.contains("writes v4 while a load into it is outstanding"), "{line}");
     assert!(data.written(data.base, 4) && data.written(data.base + 252, 4));

@@ -34,16 +34,13 @@ fn on_vcc(cx: &mut Cx, inst: &Inst, want_zero: bool) {
     jump(cx, inst, (vcc == 0) == want_zero);
 }
 
-/// Fields of `s_waitcnt`: vector memory and LDS/scalar counts, at their maximum when not waited for.
+/// Fields of `s_waitcnt`: vector memory and LDS/scalar counts. The maximum is a wait too, though mostly for nothing: of 64 loads in
+/// a row the compiler knows the oldest to be there at `vmcnt(63)`, the most that the counter holds.
 fn wait(cx: &mut Cx, inst: &Inst) {
     let imm = usize::from(inst.f.imm);
     let (vector, lds) = (imm & 0xf | (imm >> 14 & 3) << 4, imm >> 8 & 0xf);
-    if vector < 63 {
-        cx.land_vector(vector);
-    }
-    if lds < 15 {
-        cx.land_lds(lds);
-    }
+    cx.land_vector(vector);
+    cx.land_lds(lds);
 }
 
 macro_rules! p {
