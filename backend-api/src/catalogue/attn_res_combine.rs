@@ -62,7 +62,7 @@ fn reference(call: &Call<'_>, part: Part) {
 fn cases(seed: u64) -> Vec<Case> {
     let mut g = Gen::new(seed);
     let mut out = Vec::new();
-    for (t, d) in [(1, 1), (3, 17), (5, 128), (2, 7168)] {
+    for (t, d) in [(1, 1), (3, 17), (5, 128), (2, 7168), (2, 1024), (1, 1030), (1, 4100)] {
         let mut c = g.case(OpKind::AttnResCombine, format!("T={t} D={d}"), t as usize);
         c.attrs.f[0] = 1e-5;
         for scale in [1.0, (9.0 / d as f32).sqrt()] {

@@ -79,7 +79,22 @@ fn reference(call: &Call<'_>, part: Part) {
 fn cases(seed: u64) -> Vec<Case> {
     let mut g = Gen::new(seed);
     let mut out = Vec::new();
-    for (t, d, snapshots) in [(1, 1, 1), (3, 17, 2), (5, 128, 4), (2, 7168, 8)] {
+    for (t, d, snapshots) in [
+        (1, 1, 1),
+        (3, 17, 2),
+        (5, 128, 4),
+        (2, 7168, 8),
+        // Rows of every length that kernels have tiles for, in whole vectors or not, with more snapshots than one pass takes.
+        (2, 1024, 2),
+        (1, 1030, 1),
+        (1, 4100, 1),
+        (2, 64, 9),
+        (1, 18, 10),
+        (1, 1024, 9),
+        (1, 1030, 9),
+        (1, 4096, 9),
+        (1, 4100, 9),
+    ] {
         let mut c = g.case(OpKind::AttnResMix, format!("T={t} D={d} snapshots={snapshots}"), t as usize);
         c.attrs.i[0] = snapshots;
         c.attrs.f[0] = 1e-5;

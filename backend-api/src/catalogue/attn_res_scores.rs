@@ -60,7 +60,7 @@ fn reference(call: &Call<'_>, part: Part) {
 fn cases(seed: u64) -> Vec<Case> {
     let mut g = Gen::new(seed);
     let mut out = Vec::new();
-    for (t, d, n) in [(1, 1, 1), (3, 17, 2), (5, 128, 7), (2, 7168, 3)] {
+    for (t, d, n) in [(1, 1, 1), (3, 17, 2), (5, 128, 7), (2, 7168, 3), (2, 1024, 2), (1, 1030, 1), (1, 4100, 1)] {
         let mut c = g.case(OpKind::AttnResScores, format!("T={t} D={d} n={n}"), t as usize);
         c.attrs.i[0] = n;
         c.attrs.f[0] = 1e-5;

@@ -58,7 +58,7 @@ fn cases(seed: u64) -> Vec<Case> {
     let mut g = Gen::new(seed);
     let mut out = Vec::new();
     for dtype in WEIGHT_DTYPES {
-        for (t, v, blocks) in [(1, 1, 1), (7, 31, 2), (16, 300, 1)] {
+        for (t, v, blocks) in [(1, 1, 1), (7, 31, 2), (16, 300, 1), (2, 5, 16)] {
             let d = if dtype.block_len() == 1 { 17 * blocks } else { dtype.block_len() as u64 * blocks };
             let mut c = g.case(OpKind::Embedding, format!("{dtype} T={t} V={v} D={d}"), t as usize);
             for token in &mut c.step.tokens {

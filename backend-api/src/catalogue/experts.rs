@@ -176,6 +176,16 @@ fn cases(seed: u64) -> Vec<Case> {
         (DType::Mxfp4, 20, 5, 2, 128, 256, 1),
         // The widths of Kimi K3 on one of eight ranks.
         (DType::Mxfp4, 3, 3, 2, 3584, 384, 1),
+        // Plain formats, few and many tokens, in whole vectors or not; one expert for all.
+        (DType::F32, 2, 3, 2, 32, 16, 1),
+        (DType::F32, 18, 3, 2, 16, 32, 1),
+        (DType::F32, 18, 3, 2, 17, 9, 0),
+        (DType::F16, 2, 3, 2, 32, 16, 1),
+        (DType::F16, 3, 3, 2, 17, 9, 0),
+        (DType::F16, 18, 3, 2, 16, 32, 1),
+        (DType::F16, 18, 3, 2, 17, 9, 0),
+        (DType::BF16, 18, 3, 2, 17, 9, 0),
+        (DType::BF16, 30, 1, 1, 16, 32, 1),
     ] {
         let mut c = g.case(OpKind::Experts, format!("{dtype} T={t} E={e} k={top} K={k} N={n} act={act}"), t as usize);
         c.attrs.i[0] = act;

@@ -65,7 +65,13 @@ fn decompose(op: &GraphOp, graph: &mut Graph) -> Vec<GraphOp> {
 fn cases(seed: u64) -> Vec<Case> {
     let mut g = Gen::new(seed);
     let mut out = Vec::new();
-    for (t, h, d, eps, scale) in [(1, 1, 1, 1e-5, 1.0), (3, 4, 32, 1e-5, 0.01), (5, 2, 128, 1e-5, 1.0)] {
+    for (t, h, d, eps, scale) in [
+        (1, 1, 1, 1e-5, 1.0),
+        (3, 4, 32, 1e-5, 0.01),
+        (5, 2, 128, 1e-5, 1.0),
+        (2, 2, 192, 1e-5, 1.0),
+        (2, 2, 130, 1e-5, 1.0),
+    ] {
         let mut c = g.case(OpKind::GatedRmsNorm, format!("T={t} H={h} D={d} scale={scale}"), t as usize);
         c.attrs.f[0] = eps;
         let x = g.uniform(&[t, h, d]).into_iter().map(|v| v * scale).collect();

@@ -136,9 +136,17 @@ fn cases(seed: u64) -> Vec<Case> {
         }
     }
     // Matrices wide enough to be quantised, with and without whole tiles, rows of one of them of very different sizes.
-    for (dtype, t, k, n, bias, decides) in
-        [(DType::BF16, 2, 288, 144, 0, 0), (DType::Q8_0, 21, 160, 200, 1, 0), (DType::BF16, 1, 160, 130, 0, 1)]
-    {
+    for (dtype, t, k, n, bias, decides) in [
+        (DType::BF16, 2, 288, 144, 0, 0),
+        (DType::Q8_0, 21, 160, 200, 1, 0),
+        (DType::BF16, 1, 160, 130, 0, 1),
+        (DType::BF16, 6, 160, 130, 1, 0),
+        // More tokens than any tile has rows; and rows in whole vectors.
+        (DType::BF16, 260, 160, 130, 1, 0),
+        (DType::F32, 2, 64, 32, 0, 0),
+        (DType::BF16, 2, 64, 31, 1, 0),
+        (DType::BF16, 18, 64, 31, 1, 0),
+    ] {
         let mut c =
             g.case(OpKind::Gemm, format!("{dtype} T={t} K={k} N={n} bias={bias} decides={decides}"), t as usize);
         (c.attrs.i[0], c.attrs.i[1]) = (bias, decides);

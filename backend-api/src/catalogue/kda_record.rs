@@ -58,7 +58,7 @@ fn reference(call: &Call<'_>, part: Part) {
 fn cases(seed: u64) -> Vec<Case> {
     let mut g = Gen::new(seed);
     let mut out = Vec::new();
-    for dtype in [DType::F32, DType::BF16] {
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
         for (c, f, h, spans) in [(1, 1, 1, &[(0, 1)][..]), (12, 5, 3, &[(0, 2), (7, 4), (3, 1), (9, 3)])] {
             let name = format!("{dtype} C={c} F={f} H={h} {spans:?}");
             let (mut case, slots) = recurrent::case(&mut g, OpKind::KdaRecord, name, spans);

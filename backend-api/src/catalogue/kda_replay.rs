@@ -125,10 +125,24 @@ fn reference(call: &Call<'_>, part: Part) {
 fn cases(seed: u64) -> Vec<Case> {
     let mut g = Gen::new(seed);
     let mut out = Vec::new();
-    for (dtype, h, d, f, bounded) in [(DType::F32, 2, 8, 8, 1), (DType::BF16, 3, 32, 16, 0)] {
+    for (dtype, window, gate, h, d, f, bounded) in [
+        (DType::F32, DType::F32, DType::BF16, 2, 8, 8, 1),
+        (DType::BF16, DType::F32, DType::BF16, 3, 32, 16, 0),
+        (DType::BF16, DType::BF16, DType::BF16, 2, 8, 8, 1),
+        (DType::F32, DType::F32, DType::F32, 2, 8, 8, 0),
+        (DType::BF16, DType::F32, DType::F32, 1, 16, 8, 1),
+        (DType::BF16, DType::BF16, DType::F32, 1, 16, 8, 1),
+        // Heads and a gate of 128.
+        (DType::F32, DType::F32, DType::BF16, 1, 128, 128, 1),
+        (DType::BF16, DType::F32, DType::BF16, 1, 128, 128, 0),
+        (DType::BF16, DType::BF16, DType::BF16, 1, 128, 128, 1),
+        (DType::F32, DType::F32, DType::F32, 1, 128, 128, 0),
+        (DType::BF16, DType::F32, DType::F32, 1, 128, 128, 1),
+        (DType::BF16, DType::BF16, DType::F32, 1, 128, 128, 0),
+    ] {
         let spans = [(0, 3), (7, 1), (2, 4), (1, 2)];
         let (c, w, r) = (h * d, 4, 4);
-        let name = format!("{dtype} H={h} D={d} F={f} bounded={bounded} {spans:?}");
+        let name = format!("{dtype} window={window} gate={gate} H={h} D={d} F={f} bounded={bounded} {spans:?}");
         let (mut case, slots) = recurrent::case(&mut g, OpKind::KdaReplay, name, &spans);
         case.attrs.i[0] = bounded;
         case.attrs.f[..3].copy_from_slice(&[-5.0, 1e-6, 1.0 / (d as f64).sqrt()]);
@@ -139,15 +153,15 @@ fn cases(seed: u64) -> Vec<Case> {
             let taps = g.uniform(&[c, w]);
             case.push(Vary::Fixed, &[c, w], taps);
         }
-        let wf = g.weight(DType::BF16, &[c, f]);
-        case.push_raw(DType::BF16, Vary::Fixed, &[c, f], wf);
+        let wf = g.weight(gate, &[c, f]);
+        case.push_raw(gate, Vary::Fixed, &[c, f], wf);
         for n in [h, c] {
             let x = g.uniform(&[n]);
             case.push(Vary::Fixed, &[n], x);
         }
-        for shape in [&[slots, w - 1, 3 * c][..], &[slots, h, d, d]] {
-            let x = g.weight(DType::F32, shape);
-            case.push_inout(DType::F32, Vary::Fixed, shape, x);
+        for (dtype, shape) in [(window, &[slots, w - 1, 3 * c][..]), (DType::F32, &[slots, h, d, d])] {
+            let x = g.weight(dtype, shape);
+            case.push_inout(dtype, Vary::Fixed, shape, x);
         }
         out.push(case);
     }

@@ -50,7 +50,9 @@ pub(super) fn normalise(head: &mut [f32], eps: f64, scale: f64) {
 fn cases(seed: u64) -> Vec<Case> {
     let mut g = Gen::new(seed);
     let mut out = Vec::new();
-    for (t, h, d, size) in [(1, 1, 1, 1.0), (3, 4, 32, 1e-3), (5, 2, 128, 1.0), (2, 3, 17, 40.0)] {
+    for (t, h, d, size) in
+        [(1, 1, 1, 1.0), (3, 4, 32, 1e-3), (5, 2, 128, 1.0), (2, 3, 17, 40.0), (2, 2, 192, 1.0), (2, 2, 130, 1.0)]
+    {
         let mut c = g.case(OpKind::L2Norm, format!("T={t} H={h} D={d} size={size}"), t as usize);
         c.attrs.f[0] = 1e-6;
         c.attrs.f[1] = 1.0 / (d as f64).sqrt();

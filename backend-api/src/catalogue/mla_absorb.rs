@@ -55,9 +55,18 @@ fn reference(call: &Call<'_>, part: Part) {
 fn cases(seed: u64) -> Vec<Case> {
     let mut g = Gen::new(seed);
     let mut out = Vec::new();
-    for (dtype, t, h, n, p, v, r) in
-        [(DType::F32, 1, 1, 1, 0, 1, 1), (DType::BF16, 5, 4, 32, 16, 32, 64), (DType::F32, 3, 2, 7, 3, 5, 33)]
-    {
+    for (dtype, t, h, n, p, v, r) in [
+        (DType::F32, 1, 1, 1, 0, 1, 1),
+        (DType::BF16, 5, 4, 32, 16, 32, 64),
+        (DType::F32, 3, 2, 7, 3, 5, 33),
+        // Whole panels of 64 and not, few tokens and many.
+        (DType::F32, 2, 2, 64, 16, 16, 64),
+        (DType::F32, 18, 1, 64, 16, 16, 64),
+        (DType::F32, 18, 2, 7, 3, 5, 33),
+        (DType::BF16, 2, 2, 64, 16, 16, 64),
+        (DType::BF16, 18, 1, 64, 16, 16, 64),
+        (DType::BF16, 18, 2, 7, 3, 5, 33),
+    ] {
         let mut c = g.case(OpKind::MlaAbsorb, format!("{dtype} T={t} H={h} N={n} P={p} V={v} R={r}"), t as usize);
         c.attrs.i[0] = p as i64;
         let q = g.uniform(&[t, h, n + p]);

@@ -115,6 +115,7 @@ fn cases(seed: u64) -> Vec<Case> {
             (64, 12, 512, 64, &[(0, 62, 3), (0, 62, 2)]),
             (4, 3, 20, 4, &[(0, 6, 3), (0, 6, 4), (1, 3, 2), (0, 6, 1)]),
             (64, 2, 64, 16, &[(0, 1020, 3), (0, 1020, 12), (0, 1020, 1)]),
+            (16, 1, 100, 10, &[(0, 18, 2)]),
         ] {
             let name = format!("{dtype} B={block_tokens} H={h} R={r} P={p} {spans:?}");
             let mut c = g.paged_case(OpKind::MlaAttention, name, spans);

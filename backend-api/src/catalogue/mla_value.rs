@@ -50,9 +50,18 @@ fn reference(call: &Call<'_>, part: Part) {
 fn cases(seed: u64) -> Vec<Case> {
     let mut g = Gen::new(seed);
     let mut out = Vec::new();
-    for (dtype, t, h, n, v, r) in
-        [(DType::F32, 1, 1, 1, 1, 1), (DType::BF16, 5, 4, 32, 32, 64), (DType::F32, 3, 2, 7, 5, 33)]
-    {
+    for (dtype, t, h, n, v, r) in [
+        (DType::F32, 1, 1, 1, 1, 1),
+        (DType::BF16, 5, 4, 32, 32, 64),
+        (DType::F32, 3, 2, 7, 5, 33),
+        // Whole panels of 64 and not, few tokens and many.
+        (DType::F32, 2, 2, 16, 64, 64),
+        (DType::F32, 18, 1, 16, 64, 64),
+        (DType::F32, 18, 2, 7, 5, 33),
+        (DType::BF16, 2, 2, 16, 64, 64),
+        (DType::BF16, 18, 1, 16, 64, 64),
+        (DType::BF16, 18, 2, 7, 5, 33),
+    ] {
         let mut c = g.case(OpKind::MlaValue, format!("{dtype} T={t} H={h} N={n} V={v} R={r}"), t as usize);
         let x = g.uniform(&[t, h, r]);
         c.push(Vary::Tokens, &[t, h, r], x);

@@ -78,10 +78,18 @@ fn decompose(op: &GraphOp, graph: &mut Graph) -> Vec<GraphOp> {
 fn cases(seed: u64) -> Vec<Case> {
     let mut g = Gen::new(seed);
     let mut out = Vec::new();
-    for (block_tokens, r, p, spans) in
-        [(16, 8, 3, &[(0, 0, 5)][..]), (4, 64, 16, &[(1, 3, 6), (0, 9, 1)]), (64, 512, 64, &[(2, 60, 9), (0, 0, 1)])]
-    {
-        let mut c = g.paged_case(OpKind::MlaWrite, format!("B={block_tokens} R={r} P={p} {spans:?}"), spans);
+    for (dtype, block_tokens, r, p, spans) in [
+        (DType::F32, 16, 8, 3, &[(0, 0, 5)][..]),
+        (DType::F32, 4, 64, 16, &[(1, 3, 6), (0, 9, 1)]),
+        (DType::F32, 64, 512, 64, &[(2, 60, 9), (0, 0, 1)]),
+        (DType::BF16, 4, 64, 16, &[(1, 3, 6), (0, 9, 1)]),
+        (DType::BF16, 16, 8, 3, &[(0, 0, 5)]),
+        (DType::F16, 4, 64, 16, &[(1, 3, 6), (0, 9, 1)]),
+        (DType::F16, 16, 8, 3, &[(0, 0, 5)]),
+        (DType::F8E4M3, 4, 64, 16, &[(1, 3, 6), (0, 9, 1)]),
+        (DType::F8E4M3, 16, 8, 3, &[(0, 0, 5)]),
+    ] {
+        let mut c = g.paged_case(OpKind::MlaWrite, format!("{dtype} B={block_tokens} R={r} P={p} {spans:?}"), spans);
         let (table, blocks) = g.table(&c.step, block_tokens);
         c.attrs.f[0] = 1e-6;
         let t = c.step.tokens.len() as u64;
@@ -89,8 +97,8 @@ fn cases(seed: u64) -> Vec<Case> {
         c.push(Vary::Tokens, &[t, r + p], x);
         let w = g.uniform(&[r]);
         c.push(Vary::Fixed, &[r], w);
-        let cache = g.weight(DType::F32, &[blocks, block_tokens, 1, r + p]);
-        c.push_inout(DType::F32, Vary::Fixed, &[blocks, block_tokens, 1, r + p], cache);
+        let cache = g.weight(dtype, &[blocks, block_tokens, 1, r + p]);
+        c.push_inout(dtype, Vary::Fixed, &[blocks, block_tokens, 1, r + p], cache);
         c.push_table(&table);
         out.push(c);
     }

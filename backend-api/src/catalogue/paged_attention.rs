@@ -121,6 +121,8 @@ fn cases(seed: u64) -> Vec<Case> {
             (32, 8, 1, 128, 0, &[(0, 30, 4)]),
             (4, 6, 2, 20, 0, &[(0, 6, 3), (0, 6, 4), (1, 3, 2), (0, 6, 1)]),
             (64, 4, 2, 64, 9, &[(0, 126, 3), (0, 126, 12), (1, 0, 5), (0, 126, 1)]),
+            (16, 2, 1, 68, 0, &[(0, 18, 1), (1, 3, 2)]),
+            (16, 2, 1, 68, 0, &[(0, 18, 12)]),
         ] {
             let name = format!("{dtype} B={block_tokens} Hq={heads} Hkv={kv_heads} D={dim} window={window} {spans:?}");
             let mut c = g.paged_case(OpKind::PagedAttention, name, spans);

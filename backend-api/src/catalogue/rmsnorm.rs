@@ -60,9 +60,15 @@ pub(super) fn normalise(row: &mut [f32], weight: &[f32], eps: f64) {
 fn cases(seed: u64) -> Vec<Case> {
     let mut g = Gen::new(seed);
     let mut out = Vec::new();
-    for (t, h, d, eps) in
-        [(1, 1, 1, 1e-5), (3, 1, 17, 1e-6), (5, 4, 64, 1e-5), (2, 1, 576, 1e-5), (7, 3, 33, 0.1), (1, 1, 4096, 1e-6)]
-    {
+    for (t, h, d, eps) in [
+        (1, 1, 1, 1e-5),
+        (3, 1, 17, 1e-6),
+        (5, 4, 64, 1e-5),
+        (2, 1, 576, 1e-5),
+        (7, 3, 33, 0.1),
+        (1, 1, 4096, 1e-6),
+        (2, 1, 577, 1e-5),
+    ] {
         let mut c = g.case(OpKind::RmsNorm, format!("T={t} H={h} D={d} eps={eps}"), t as usize);
         c.attrs.f[0] = eps;
         let x = g.uniform(&[t, h, d]);

@@ -87,18 +87,34 @@ fn best(indices: &mut Vec<usize>, values: &[f32], n: usize) {
 fn cases(seed: u64) -> Vec<Case> {
     let mut g = Gen::new(seed);
     let mut out = Vec::new();
-    for (t, e, k, groups, chosen, renormalise, scale) in
-        [(1, 2, 1, 1, 1, 0, 1.0), (5, 16, 4, 1, 1, 1, 2.446), (7, 16, 4, 4, 2, 1, 1.0), (3, 896, 16, 1, 1, 1, 1.0)]
-    {
+    for (t, e, k, groups, chosen, renormalise, scale) in [
+        (1, 2, 1, 1, 1, 0, 1.0),
+        (5, 16, 4, 1, 1, 1, 2.446),
+        (7, 16, 4, 4, 2, 1, 1.0),
+        (3, 896, 16, 1, 1, 1, 1.0),
+        // Experts for every size of tile, in one group and in one of two.
+        (2, 200, 8, 1, 1, 1, 1.0),
+        (2, 1100, 8, 1, 1, 0, 1.0),
+        (2, 128, 8, 2, 1, 1, 1.0),
+        (2, 514, 8, 2, 1, 1, 1.0),
+        (2, 1100, 8, 2, 1, 1, 1.0),
+    ] {
         let name = format!("T={t} E={e} k={k} groups={chosen}/{groups} renormalise={renormalise}");
         let mut c = g.case(OpKind::RouterTopk, name, t as usize);
         c.attrs.i[..3].copy_from_slice(&[groups, chosen, renormalise]);
         c.attrs.f[0] = scale;
         let bias: Vec<f32> = g.uniform(&[e]).into_iter().map(|b| b * 0.1).collect();
         let mut logits = Vec::new();
-        for _ in 0..t {
+        for row in 0..t {
             let mut order: Vec<u64> = (0..e).collect();
             (1..e as usize).rev().for_each(|i| order.swap(i, g.below(i as u64 + 1) as usize));
+            if groups == 2 {
+                // The two best are in one group: sums over two could be equal but for rounding.
+                for (i, rank) in [e - 1, e - 2].into_iter().enumerate() {
+                    let at = order.iter().position(|r| *r == rank).expect("an order of all");
+                    order.swap(at, (row % 2 * (e / 2)) as usize + i);
+                }
+            }
             // c = 0.15 … 0.85 by rank; s = c − bias; logit = ln(s / (1 − s)).
             logits.extend(order.iter().zip(&bias).map(|(rank, b)| {
                 let s = 0.15 + 0.7 * *rank as f32 / e as f32 - b;

@@ -142,9 +142,16 @@ impl Conv {
 fn cases(seed: u64) -> Vec<Case> {
     let mut g = Gen::new(seed);
     let mut out = Vec::new();
-    for (i, spans) in recurrent::SPANS.iter().enumerate() {
-        for dtype in [DType::F32, DType::BF16] {
-            let (channels, taps, frozen) = ([1, 17, 64, 5][i], [2, 4, 4, 4][i], i == 2);
+    for (spans, channels, taps, frozen) in [
+        (recurrent::SPANS[0], 1, 2, false),
+        (recurrent::SPANS[1], 17, 4, false),
+        (recurrent::SPANS[2], 64, 4, true),
+        (recurrent::SPANS[3], 5, 4, false),
+        (recurrent::SPANS[3], 16, 4, false),
+        (recurrent::SPANS[1], 16, 3, false),
+        (recurrent::SPANS[1], 17, 4, true),
+    ] {
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
             let name = format!("{dtype} C={channels} W={taps} frozen={frozen} {spans:?}");
             let (mut c, slots) = recurrent::case(&mut g, OpKind::ShortConv, name, spans);
             let tokens = c.step.tokens.len() as u64;

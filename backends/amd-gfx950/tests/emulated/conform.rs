@@ -2,18 +2,31 @@
 //! step's count, repetition, `program_run` (captured), tokens alone. All checks of the emulator are on; `configure` changes
 //! the interleaving. One test per op, so that they run side by side.
 
-use tokenspeed_backend_api::conform::{self, Options};
+use tokenspeed_backend_api::{
+    catalogue::CATALOGUE,
+    conform::{self, Options},
+    op::OpKind,
+    record::OpRecord,
+};
 
-use crate::support::{backend_device, configure, emulator, report};
+use crate::support::{backend_device, configure, emulator, long_tests, report};
 
-/// Interleavings of waves and work-groups; `TOKENSPEED_LONG_TESTS` runs more.
-fn seeds() -> std::ops::Range<u64> {
-    if std::env::var_os("TOKENSPEED_LONG_TESTS").is_some() { 0..8 } else { 0..1 }
+/// Ops whose cases take more than a second of a core: in one interleaving in every run, where the others have two.
+const DEAR: &[&str] =
+    &["experts", "gemm", "kda_chunk", "kda_replay", "mla_attention", "mla_mix", "paged_attention", "sample"];
+
+/// Interleavings of waves and work-groups.
+fn seeds(op: &str) -> std::ops::Range<u64> {
+    match (long_tests(), DEAR.contains(&op)) {
+        (true, _) => 0..8,
+        (false, true) => 0..1,
+        (false, false) => 0..2,
+    }
 }
 
 fn conforms(op: &str, options: &[(&str, &str)]) {
     let Some((backend, device)) = backend_device(options) else { return };
-    for seed in seeds() {
+    for seed in seeds(op) {
         configure(emulator(), true, seed);
         let only = Options { seed: 11 + seed, only: Some(op.into()), ..Options::default() };
         let done = match conform::run(&device, backend.info().tiers, 0, &only) {
@@ -92,6 +105,74 @@ fn every_op_of_the_table_has_a_test() {
         if tokenspeed_amd_gfx950::ops::entry(kind).is_some() {
             let line = [format!("\n    {kind};"), format!("\n    {kind}: \"f32\"")];
             assert!(line.iter().any(|l| source.contains(l.as_str())), "{kind} has no line in ops!");
+        }
+    }
+}
+
+/// The portable layer by itself is a second reference: an op of each family, and all whose kernels it has others for.
+mod portable {
+    use super::*;
+
+    const PORTABLE: [(&str, &str); 1] = [("kernels", "portable")];
+
+    /// What it leaves to its parts; these are among the ops below.
+    const FUSED: [OpKind; 4] = [OpKind::KdaMix, OpKind::MlaMix, OpKind::MoeInput, OpKind::MoeOutput];
+
+    macro_rules! ops {
+        ($($op:ident;)*) => {
+            $(#[test]
+            fn $op() {
+                conforms(stringify!($op), &PORTABLE);
+            })*
+
+            const EVERY_RUN: &[&str] = &[$(stringify!($op)),*];
+        };
+    }
+
+    ops! {
+        add;
+        attn_res_mix;
+        experts;
+        gemm;
+        kda_step;
+        kv_move;
+        mla_attention;
+        paged_attention;
+        rmsnorm;
+        router_topk;
+        row_gather;
+        sample;
+    }
+
+    /// With its f32 factors, and all other ops.
+    #[test]
+    fn every_other_op() {
+        if !long_tests() {
+            return eprintln!("not run: a long test");
+        }
+        let both = [PORTABLE[0], ("precision", "f32")];
+        let fused = |k: &OpKind| FUSED.contains(k) || tokenspeed_amd_gfx950::ops::entry(*k).is_none();
+        for kind in OpKind::ALL.into_iter().filter(|k| !fused(k)) {
+            if !EVERY_RUN.contains(&kind.name()) {
+                conforms(kind.name(), &PORTABLE);
+            }
+            conforms(kind.name(), &both);
+        }
+    }
+
+    /// Whatever case the best kernels take, it takes, but for ops that have parts.
+    #[test]
+    fn what_the_best_kernels_take_it_takes() {
+        let Some((_best, best)) = backend_device(&[]) else { return };
+        let Some((_portable, portable)) = backend_device(&PORTABLE) else { return };
+        for entry in &CATALOGUE {
+            for case in (entry.cases)(11) {
+                let operands = case.operands.iter().map(|o| o.tensor.to_abi()).collect();
+                let op = OpRecord::new(case.kind, operands, case.attrs, case.name.clone());
+                let [best, portable] = [&best, &portable].map(|d| d.op_support(&op).unwrap().is_supported());
+                let parts = FUSED.contains(&case.kind) && entry.decompose.is_some();
+                assert!(best == portable || best && parts, "{} {}", case.kind, case.name);
+            }
         }
     }
 }

@@ -263,7 +263,7 @@ impl<'a> Run<'a> {
         ]);
         let (pitch, scale_pitch) = (int(WIDTH * HIDDEN / 2), int(WIDTH * HIDDEN / 32));
         let groups = (ROUTES.min(ROUTES / height + EXPERTS)) as u32;
-        let groups = if kind == "walk_16" { ROUTES as u32 } else { groups };
+        let groups = if kind.starts_with("walk_16") { ROUTES as u32 } else { groups };
         let name = |product: &str| match form {
             Form::Fp8 => format!("experts_fp8_{product}_{kind}"),
             Form::Bf16 => format!("experts_mxfp4_{product}_{kind}"),
@@ -374,7 +374,10 @@ fn e4m3_tiles_of_every_height_give_the_same_bits() {
 
 #[test]
 fn portable_tiles_of_every_height_give_the_same_bits() {
-    same_bits(Form::Portable, &[("walk_16", 1), ("sorted_16", 16), ("sorted_64", 64)]);
+    same_bits(
+        Form::Portable,
+        &[("walk_16", 1), ("walk_16_ragged", 1), ("sorted_16", 16), ("sorted_16_ragged", 16), ("sorted_64", 64)],
+    );
 }
 
 /// What e4m3 rows are for: one matrix instruction of 32 cycles where bf16 takes four of 16.

@@ -214,14 +214,14 @@ fn neighbours_change_no_bit() {
 /// the first, in programs of their own. The second request's single tokens lie on both sides of one head's end of a slab; a chunk of the
 /// third, which is kept nowhere, on both sides of the other head's; and another at the end of the next slab, where one state is taken up
 /// while another is handed over.
-pub fn slabs() -> Option<[Left; 2]> {
+pub fn slabs(window: DType) -> Option<[Left; 2]> {
     const REQUESTS: [Request; 4] = [(0, 2680, 0, 1), (9, 20, 2, 2), (62, 2760, 3, 0), (63, 70, 4, 5)];
     const HEADS: usize = 2;
     const SLOTS: usize = 6;
     let (_backend, device) = backend_device(&[])?;
     configure(emulator(), false, 4);
     let tokens = REQUESTS.iter().map(|r| r.1).sum::<usize>();
-    let layer = || Layer::new(&device, HEADS as u64, tokens as u64, SLOTS as u64, DType::BF16, BOUNDED);
+    let layer = || Layer::new(&device, HEADS as u64, tokens as u64, SLOTS as u64, window, BOUNDED);
     let mut together = layer().step(0, &REQUESTS);
     let (mut from, mut layer) = (REQUESTS[0].1, layer());
     together.y.drain(..from * HEADS * DIM as usize);
@@ -243,8 +243,10 @@ pub fn slabs() -> Option<[Left; 2]> {
 
 #[test]
 fn slabs_of_tokens_change_no_bit() {
-    let Some([together, alone]) = slabs() else { return };
-    let differs = together.y.iter().zip(&alone.y).position(|(a, b)| a.to_bits() != b.to_bits());
-    assert_eq!(differs.map(|at| at / (2 * DIM as usize)), None, "a token has other bits");
-    assert!(together == alone, "another state or window");
+    for format in [DType::BF16, DType::F32] {
+        let Some([together, alone]) = slabs(format) else { return };
+        let differs = together.y.iter().zip(&alone.y).position(|(a, b)| a.to_bits() != b.to_bits());
+        assert_eq!(differs.map(|at| at / (2 * DIM as usize)), None, "{format}: a token has other bits");
+        assert!(together == alone, "{format}: another state or window");
+    }
 }

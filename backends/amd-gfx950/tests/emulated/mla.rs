@@ -10,7 +10,7 @@ use tokenspeed_amd_gfx950::{
 };
 use tokenspeed_backend_api::{dtype::DType, quant, step::StepData};
 
-use crate::support::{Bytes, Random, configure, counters, device, emulator, f32s};
+use crate::support::{Bytes, Random, configure, counters, device, emulator, f32s, long_tests};
 
 const LATENT: usize = 512;
 const WIDTH: usize = 576;
@@ -249,8 +249,8 @@ fn every_way_agrees(format: DType, page: usize, spans: &[(u32, u32, usize)], spl
     let Some((device, manifest)) = device() else { return };
     let case = Case::new(&device, format, page, spans, 5);
     let want = case.reference();
-    // Each way in an interleaving of its own; `TOKENSPEED_LONG` runs more.
-    let seeds = if std::env::var_os("TOKENSPEED_LONG").is_some() { 12 } else { 1 };
+    // Each way in an interleaving of its own; long tests run more.
+    let seeds = if long_tests() { 12 } else { 1 };
     for seed in 0..seeds {
         let mut order = seed * WAYS.len() as u64;
         let results = WAYS.map(|way| {

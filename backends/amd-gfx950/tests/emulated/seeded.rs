@@ -14,7 +14,7 @@ use tokenspeed_backend_api::{
 };
 
 use crate::kda_mix;
-use crate::support::{backend_device, configure, emulator, heal, report};
+use crate::support::{backend_device, configure, emulator, heal, kernels_folder, report};
 
 /// An edit: in `file` of `kernels/`, `from` becomes `to`; `kernels` are the variants to compile, by how their names begin.
 struct Bug {
@@ -45,6 +45,8 @@ fn compiled(name: &str, bug: &Bug, python: &Path) -> PathBuf {
     std::fs::write(&file, text.replacen(bug.from, bug.to, 1)).unwrap();
     let mut build = Command::new(python);
     build.arg("-B").arg(sources.join("build.py")).arg(&out).args(["--jobs", "1", "--match", bug.kernels]);
+    // What the edit does not reach is what it was.
+    build.arg("--keep").arg(kernels_folder());
     let done = build.output().unwrap();
     assert!(done.status.success(), "{name}: {}", String::from_utf8_lossy(&done.stderr));
     folder
@@ -57,8 +59,12 @@ fn planted(name: &str, bug: &Bug) -> Option<PathBuf> {
         return None;
     };
     let folder = compiled(name, bug, &python);
-    // SAFETY: one test per process (`cargo nextest`), and nothing has read it yet.
-    unsafe { std::env::set_var("TOKENSPEED_KERNELS", &folder) };
+    // Launches beside a bug are no proof that a kernel is tested, also where it is one without a bug.
+    // SAFETY: one test per process (`cargo nextest`), and nothing has read them yet.
+    unsafe {
+        std::env::set_var("TOKENSPEED_KERNELS", &folder);
+        std::env::remove_var("TOKENSPEED_EMULATOR_LAUNCHED");
+    }
     Some(folder)
 }
 
@@ -269,7 +275,7 @@ fn a_slab_begins_without_a_state() {
         check: "slabs_of_tokens_change_no_bit",
     };
     let Some(folder) = planted("a_slab_begins_without_a_state", &bug) else { return };
-    let [together, alone] = kda_mix::slabs().expect("the bug's kernels were just made");
+    let [together, alone] = kda_mix::slabs(DType::BF16).expect("the bug's kernels were just made");
     std::fs::remove_dir_all(&folder).unwrap();
     assert!(together != alone, "not caught by {}", bug.check);
 }
