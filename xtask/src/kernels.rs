@@ -4,7 +4,10 @@
 //! script keeps what is up to date, so a second run takes seconds. Nothing of it is committed: kernels are made from source
 //! by a pinned compiler, byte for byte the same everywhere, which `--verify` shows.
 
-use std::{path::PathBuf, process::Command};
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use crate::{command, python, workspace};
 
@@ -36,6 +39,44 @@ pub fn run(verify: Option<usize>) -> Result<Option<Kernels>, String> {
     Ok(made)
 }
 
+/// Tests that execute kernels without the device: how the test runner is told of them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Emulated {
+    /// Packages whose tests all are: those in a backend's folder.
+    pub packages: Vec<String>,
+    /// How names of whole-system tests begin that are: with the device's name, which is what a backend's ends with.
+    pub devices: Vec<String>,
+}
+
+/// Those of all backends with kernels.
+pub fn emulated() -> Result<Emulated, String> {
+    let mut found = Emulated::default();
+    let packages = workspace::metadata()?["packages"].as_array().ok_or("cargo metadata names no packages")?;
+    for backend in backends()? {
+        let folder = workspace::root().join("backends").join(&backend);
+        let inside =
+            |p: &&serde_json::Value| p["manifest_path"].as_str().is_some_and(|f| Path::new(f).starts_with(&folder));
+        found.packages.extend(packages.iter().filter(inside).filter_map(|p| Some(p["name"].as_str()?.to_owned())));
+        found.devices.push(backend.rsplit('-').next().unwrap_or(&backend).to_owned());
+    }
+    Ok(found)
+}
+
+/// Compares what tests launched, as the emulator wrote it to `log`, with what each backend ships; its `kernels/launched.py` knows
+/// how. `long`: whether tests with `--long` were run.
+pub fn check_launched(kernels: &Kernels, log: &Path, long: bool) -> Result<(), String> {
+    for backend in backends()? {
+        let script = workspace::root().join("backends").join(&backend).join("kernels/launched.py");
+        let mut check = Command::new(&kernels.python);
+        check.arg("-B").arg(script).arg(kernels.folder.join(&backend)).arg(log);
+        if long {
+            check.arg("--long");
+        }
+        command::run(&mut check).map_err(|e| format!("{backend}: {e}"))?;
+    }
+    Ok(())
+}
+
 /// Backends with kernels, in order.
 pub fn backends() -> Result<Vec<String>, String> {
     let entries = std::fs::read_dir(workspace::root().join("backends")).map_err(|e| format!("backends: {e}"))?;
@@ -56,5 +97,15 @@ mod tests {
     fn finds_backends_that_have_kernels() {
         let found = backends().unwrap();
         assert!(!found.is_empty() && found.iter().all(|b| !b.contains("null")), "{found:?}");
+    }
+
+    #[test]
+    fn emulated_tests_are_those_of_backends_with_kernels() {
+        let (found, backends) = (emulated().unwrap(), backends().unwrap());
+        assert_eq!(found.devices.len(), backends.len());
+        for (backend, device) in backends.iter().zip(&found.devices) {
+            assert!(backend.ends_with(device.as_str()) && found.packages.contains(&format!("tokenspeed-{backend}")));
+        }
+        assert!(!found.packages.iter().any(|p| p.contains("reference") || p.contains("null")), "{found:?}");
     }
 }

@@ -8,6 +8,7 @@ mod device;
 mod error;
 mod event;
 mod graph;
+mod launched;
 mod log;
 mod memory;
 mod module;

@@ -1,9 +1,9 @@
 //! How the emulator runs kernels: from the environment at first use, changed later by functions that HIP does not have.
 //!
 //! `TOKENSPEED_EMULATOR_CHECKS` (1, or 0 for speed), `_SEED`, `_THREADS`, `_DEVICES` (up to 16), `_MEMORY` (bytes per
-//! device), `_MAX_STEPS` (instructions of one wave after which it counts as stuck), `_COUNTERS` (see `log`). What a host must
-//! refuse can be played: `_ARCHITECTURE` (what devices say they are), `_VERSION` (of the runtime, as HIP encodes it), `_USED` (bytes of
-//! each device that other processes have).
+//! device), `_MAX_STEPS` (instructions of one wave after which it counts as stuck), `_COUNTERS` (see `log`), `_LAUNCHED` (see
+//! `launched`). What a host must refuse can be played: `_ARCHITECTURE` (what devices say they are), `_VERSION` (of the runtime, as HIP
+//! encodes it), `_USED` (bytes of each device that other processes have).
 
 use std::{
     ffi::{CStr, c_char},

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, atomic::Ordering};
 
-use super::{Status, event::Event, log, runtime, stream::Stream};
+use super::{Status, event::Event, launched, log, runtime, stream::Stream};
 use crate::{
     code::Kernel,
     machine::{Counters, Dispatch, launch_behind},
@@ -66,6 +66,7 @@ impl Work {
                 let counters =
                     launch_behind(cache.as_deref(), kernel, &runtime.memory, visible.as_deref(), dispatch, mode)
                         .map_err(|report| runtime.fail(device, report))?;
+                launched::note(kernel);
                 if mode.detail {
                     log::write(kernel, dispatch, mode, &counters);
                 }
