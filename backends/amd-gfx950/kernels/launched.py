@@ -18,10 +18,7 @@ from pathlib import Path
 LONG = {}
 
 # Variants that no test is known to launch, with the reason.
-OPEN = {
-    "linear_several_bf16_bf16_64x64": "neighbours with 4,096 columns together in programs of 17 to 256 tokens: too large for a test of its "
-    "own; the sibling with tiles of 16 columns, from the same source, is launched",
-}
+OPEN = {}
 
 
 def fnv1a(data):
