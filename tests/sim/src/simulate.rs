@@ -324,6 +324,7 @@ impl<'s> Simulation<'s> {
         self.promises.looked_at(&self.engine.metrics());
         self.watch.planned_ahead(&self.engine.holders().collect::<Vec<_>>(), &self.open(), &mut self.service)?;
         self.conserve()?;
+        self.look_at_loading()?;
         let speculates = self.engine.config().speculation.is_some();
         self.outcome.tally.relayed_steps += u64::from(plan.is_some());
         self.outcome.tally.relayed_unguessed += u64::from(plan.is_some() && speculates);
