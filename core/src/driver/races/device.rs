@@ -97,6 +97,7 @@ impl Drop for Device {
 /// The engine thread's side of a run.
 struct Engine<M: Monitor<Items<Box<Turn>>>> {
     thread: DeviceThread<M>,
+    #[expect(clippy::vec_box, reason = "they go through queues as they are")]
     idle: Vec<Box<Turn>>,
     record: Arc<Mutex<Record>>,
 }
