@@ -268,7 +268,7 @@ mod tests {
         for base in [k3(), kimi_linear()] {
             let c = Sizes::default().apply(real_heads(base.clone())).expect("fine");
             assert_eq!((c.kda.head_dim, c.mla.row(), c.mla.nope_dim, c.mla.v_dim), (128, 576, 128, 128));
-            assert!(c.moe.width(c.hidden_size).is_multiple_of(256) && c.moe.intermediate_size.is_multiple_of(256));
+            assert!(c.moe.width(c.hidden_size).is_multiple_of(256) && c.moe.intermediate_size.is_multiple_of(128));
             assert!(c.attn_res_block.is_none_or(|b| !(c.layers.len() as u64).is_multiple_of(b)));
             assert!(CheckpointSize::of(&c).total().bytes < 128 << 20);
             let c = Sizes::default().apply(mid(base)).expect("fine");
