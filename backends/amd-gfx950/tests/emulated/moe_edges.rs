@@ -23,8 +23,8 @@ const RAGGED: [u64; 5] = [80, 70, 48, 112, 144];
 /// The same, wide enough to be quantised: ragged beside tiles of 16, 32 and 128 too, and beside steps of 128.
 const WIDE: [u64; 5] = [288, 70, 160, 160, 176];
 
-/// Enough columns either way for 32 and 64 rows to be in tiles of 64 columns; see `ops/gemm_many.rs`.
-const MANY: [u64; 5] = [80, 12_000, 48, 112, 12_000];
+/// Enough columns either way for 16, 32 and 64 rows to be in tiles of 64 columns; see `ops/gemm.rs` and `ops/gemm_many.rs`.
+const MANY: [u64; 5] = [80, 16_384, 48, 112, 16_384];
 
 struct Made {
     logits: Tensor,
