@@ -53,35 +53,31 @@ impl StepCost {
     /// busy with something else says nothing of this one. Rejected: the least of all. Steps of a pipeline end by turns early
     /// and late, and the expected cost would be that of the early ones.
     pub fn observe(&mut self, tokens: u32, ns: u64) {
-        if let (Some(change), Some(cost)) = (self.change(tokens, ns), self.cost.get_mut(tokens as usize)) {
-            *cost *= change;
-        }
+        self.adapt(tokens, ns, 1.0);
     }
 
     /// The same of a step without guesses: what it is dearer than known is taken as true of all widths.
     pub fn observe_plain(&mut self, tokens: u32, ns: u64) {
-        if let (Some(change), Some(cost)) = (self.change(tokens, ns), self.cost.get_mut(tokens as usize)) {
-            let own = 1.0 + OWN * (change - 1.0);
-            *cost *= own;
-            self.level *= change / own;
-        }
+        self.adapt(tokens, ns, OWN);
     }
 
-    /// By what factor the cost of `tokens` is to change; `None` if there is none, or its first observations were taken in here.
-    fn change(&mut self, tokens: u32, ns: u64) -> Option<f64> {
+    /// `own`: share of what is new that is true of this width alone.
+    fn adapt(&mut self, tokens: u32, ns: u64, own: f64) {
         let at = tokens as usize;
-        let (known, seen) = (self.cost.get_mut(at)?, self.seen.get_mut(at)?);
+        let (Some(known), Some(seen)) = (self.cost.get_mut(at), self.seen.get_mut(at)) else { return };
         let cost = ns as f64 / self.level;
-        let n = *seen;
-        *seen = (*seen + 1).min(FIRST);
-        match n {
-            0 => *known = cost,
+        match *seen {
             1..FIRST => *known = known.min(cost),
-            _ if *known > 0.0 => return Some(1.0 + NEWEST * ((cost / *known).min(BELIEVED) - 1.0)),
-            // Took no time at all, by a clock that is coarse.
+            FIRST if *known > 0.0 => {
+                let change = 1.0 + NEWEST * ((cost / *known).min(BELIEVED) - 1.0);
+                let own = 1.0 + own * (change - 1.0);
+                *known *= own;
+                self.level *= change / own;
+            }
+            // The first, or those before took no time at all, by a clock that is coarse.
             _ => *known = cost,
         }
-        None
+        *seen = (*seen + 1).min(FIRST);
     }
 
     /// As [`StepCost::ns`], but only if steps at most twice as narrow were measured: what a narrow step costs does not
