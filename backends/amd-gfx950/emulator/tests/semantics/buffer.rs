@@ -8,7 +8,10 @@
 
 use amdhip64::isa::{Encoding, decode};
 
-use crate::bench::{LDS, Lane, Random, WAIT, attempt, ds, image, lanes, op, run, s_mov, v, v_mov, vector};
+use crate::{
+    bench::{LDS, Lane, Random, WAIT, attempt, ds, image, lanes, op, run, s_mov, v, v_mov, vector},
+    widths::{LOADS, STORES},
+};
 
 /// Scalar offsets: none, a register (s20), an inline constant.
 const SCALARS: [(u32, u64); 3] = [(128, 0), (20, 256), (128 + 48, 48)];
@@ -62,36 +65,15 @@ fn component(image: &[u8], records: u64, scalar: u64, offset: u64, bytes: u64) -
     (0..bytes).map(|i| u64::from(image[(scalar + offset + i) as usize]) << (8 * i)).sum()
 }
 
-/// Name, bytes, sign-extended, and which half alone is written, if one.
-const LOADS: [(&str, u64, bool, Option<u32>); 14] = [
-    ("buffer_load_ubyte", 1, false, None),
-    ("buffer_load_sbyte", 1, true, None),
-    ("buffer_load_ushort", 2, false, None),
-    ("buffer_load_sshort", 2, true, None),
-    ("buffer_load_dword", 4, false, None),
-    ("buffer_load_dwordx2", 8, false, None),
-    ("buffer_load_dwordx3", 12, false, None),
-    ("buffer_load_dwordx4", 16, false, None),
-    ("buffer_load_ubyte_d16", 1, false, Some(0)),
-    ("buffer_load_ubyte_d16_hi", 1, false, Some(16)),
-    ("buffer_load_sbyte_d16", 1, true, Some(0)),
-    ("buffer_load_sbyte_d16_hi", 1, true, Some(16)),
-    ("buffer_load_short_d16", 2, false, Some(0)),
-    ("buffer_load_short_d16_hi", 2, false, Some(16)),
-];
-
-fn sign_extended(x: u64, bytes: u64) -> u64 {
-    if x >> (8 * bytes - 1) == 1 { x + (u64::MAX << (8 * bytes)) } else { x }
-}
-
 #[test]
 pub fn loads() {
     let working = 0xf0f7_ffff_0fff_fff1u64;
-    for (n, (name, bytes, signed, half)) in LOADS.into_iter().enumerate() {
+    for (n, kind) in LOADS.into_iter().enumerate() {
+        let (name, bytes) = (format!("buffer_load_{}", kind.0), kind.1 as u64);
         for (m, (scalar, shift)) in SCALARS.into_iter().enumerate() {
             let (unit, records, offset) = (bytes.min(4), [1000, 760][m % 2], [0, 4, 1020][m]);
             let lanes = offsets((n * 3 + m) as u64, unit, records);
-            let load = buffer(name, 10, scalar, offset as u32);
+            let load = buffer(&name, 10, scalar, offset as u32);
             let code = [&resource(records as u32)[..], &exec(working), &load, &[WAIT], &exec(u64::MAX)].concat();
             let (after, image) = (run(&code, &lanes), image(&lanes));
             for (l, x) in lanes.iter().enumerate() {
@@ -99,12 +81,8 @@ pub fn loads() {
                 if working >> l & 1 == 1 {
                     for i in 0..bytes.div_ceil(4) {
                         let found = component(&image, records, shift, x.c + offset + 4 * i, unit);
-                        let found = if signed { sign_extended(found, bytes) as u32 } else { found as u32 };
                         let to = &mut expected[i as usize];
-                        *to = match half {
-                            Some(low) => *to & !(0xffff << low) | (found & 0xffff) << low,
-                            None => found,
-                        };
+                        *to = kind.register(*to, found);
                     }
                 }
                 assert_eq!(after.v[l], expected, "{name} at {:x}+{offset}+{shift} of {records}, lane {l}", x.c);
@@ -115,16 +93,8 @@ pub fn loads() {
 
 #[test]
 pub fn stores() {
-    for (name, bytes, low) in [
-        ("buffer_store_byte", 1, 0),
-        ("buffer_store_byte_d16_hi", 1, 16),
-        ("buffer_store_short", 2, 0),
-        ("buffer_store_short_d16_hi", 2, 16),
-        ("buffer_store_dword", 4, 0),
-        ("buffer_store_dwordx2", 8, 0),
-        ("buffer_store_dwordx3", 12, 0),
-        ("buffer_store_dwordx4", 16, 0),
-    ] {
+    for (kind, bytes, low) in STORES {
+        let (name, bytes) = (format!("buffer_store_{kind}"), bytes as u64);
         for (m, (scalar, shift)) in SCALARS.into_iter().enumerate() {
             // Places of their own, of which the last ones are out of range, one of them in part.
             let (records, offset, working) = (16 * 40 + 8, [0, 4, 2000][m], 0x7fff_fff3_ffff_fffbu64);
@@ -133,7 +103,7 @@ pub fn stores() {
                 let place = 16 * ((37 * l as u64 + 5) % 64) + 4u64.saturating_sub(bytes);
                 x.c = if l % 7 == 3 { 0x8000_0000 + place } else { place };
             }
-            let store = buffer(name, 4, scalar, offset as u32);
+            let store = buffer(&name, 4, scalar, offset as u32);
             let code = [&resource(records as u32)[..], &exec(working), &store, &[WAIT], &exec(u64::MAX)].concat();
             let (after, mut expected) = (run(&code, &lanes), image(&lanes));
             let begin = expected.clone();

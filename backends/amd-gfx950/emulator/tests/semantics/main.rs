@@ -17,3 +17,4 @@ mod lanes;
 mod lds;
 mod memory;
 mod scalar;
+mod widths;

@@ -2,17 +2,14 @@
 
 use amdhip64::isa::Encoding;
 
-use crate::bench::{Random, WAIT, ds, global, image, lanes, op, run, v_mov, vector};
+use crate::{
+    bench::{Random, WAIT, ds, global, image, lanes, op, run, v_mov, vector},
+    widths::{LOADS, STORES, signed},
+};
 
 /// v14 = 8 v0: each lane's own eight bytes of LDS.
 fn own() -> Vec<u32> {
     vector("v_lshlrev_b32", 14, [131, 256, 0]).to_vec()
-}
-
-/// Sign-extended low `bits` bits.
-fn signed(x: u64, bits: u32) -> i128 {
-    let x = i128::from(x) % (1i128 << bits);
-    if x >= 1i128 << (bits - 1) { x - (1i128 << bits) } else { x }
 }
 
 #[test]
@@ -87,23 +84,6 @@ pub fn two_places_of_lds() {
 /// Global loads and stores of all widths: at a pair of registers and a signed offset, or at a scalar base and 32 bits of a register.
 #[test]
 pub fn global_widths() {
-    // Name behind `global_load_` or `global_store_`, bytes, sign-extended, the half that alone counts.
-    let table: [(&str, usize, bool, Option<u32>); 14] = [
-        ("ubyte", 1, false, None),
-        ("sbyte", 1, true, None),
-        ("ushort", 2, false, None),
-        ("sshort", 2, true, None),
-        ("dword", 4, false, None),
-        ("dwordx2", 8, false, None),
-        ("dwordx3", 12, false, None),
-        ("dwordx4", 16, false, None),
-        ("ubyte_d16", 1, false, Some(0)),
-        ("ubyte_d16_hi", 1, false, Some(16)),
-        ("sbyte_d16", 1, true, Some(0)),
-        ("sbyte_d16_hi", 1, true, Some(16)),
-        ("short_d16", 2, false, Some(0)),
-        ("short_d16_hi", 2, false, Some(16)),
-    ];
     // v14 = 64 v0 + 32: behind the base in s[8:9], the middle of a lane's record.
     let place = [vector("v_lshlrev_b32", 14, [134, 256, 0]), vector("v_add_u32", 14, [128 + 32, 256 + 14, 0])].concat();
     let at = |name: &str, data: u32, d: u32, scalar: bool, offset: i32| {
@@ -113,39 +93,23 @@ pub fn global_widths() {
     };
     let lanes = lanes(3, &[0x8000_7fff_0080_ff00], Random::next);
     let begin = image(&lanes);
-    for (n, (kind, bytes, signed, half)) in table.into_iter().enumerate() {
+    for (n, kind) in LOADS.into_iter().enumerate() {
+        let (name, bytes) = (format!("global_load_{}", kind.0), kind.1);
         // From the start of the record, and from its middle.
         for (scalar, offset) in [(false, (3 * n % 13) as i32), (true, -20 + n as i32)] {
-            let name = format!("global_load_{kind}");
             let after = run(&[&place[..], &at(&name, 0, 10, scalar, offset)].concat(), &lanes);
             for (l, x) in lanes.iter().enumerate() {
                 let from = (64 * l + if scalar { 32 } else { 0 }).wrapping_add_signed(offset as isize);
                 let mut expected = [x.old as u32, (x.old >> 32) as u32, 0, 0];
                 for (to, part) in expected.iter_mut().zip(begin[from..from + bytes].chunks(4)) {
                     let found = part.iter().rev().fold(0, |all, byte| all << 8 | u64::from(*byte));
-                    let found = if signed { signed_low(found, 8 * bytes as u32) } else { found as u32 };
-                    *to = match half {
-                        Some(low) => *to & !(0xffff << low) | (found & 0xffff) << low,
-                        None => found,
-                    };
+                    *to = kind.register(*to, found);
                 }
                 assert_eq!(after.v[l], expected, "{name} {scalar} {offset}, lane {l}");
             }
         }
     }
-    for (n, (kind, bytes, low)) in [
-        ("byte", 1, 0),
-        ("byte_d16_hi", 1, 16),
-        ("short", 2, 0),
-        ("short_d16_hi", 2, 16),
-        ("dword", 4, 0),
-        ("dwordx2", 8, 0),
-        ("dwordx3", 12, 0),
-        ("dwordx4", 16, 0),
-    ]
-    .into_iter()
-    .enumerate()
-    {
+    for (n, (kind, bytes, low)) in STORES.into_iter().enumerate() {
         for (scalar, offset) in [(false, 48 + (16 - bytes as i32) / 2), (true, -32 + n as i32)] {
             let name = format!("global_store_{kind}");
             let after = run(&[&place[..], &at(&name, 4, 0, scalar, offset), &[WAIT]].concat(), &lanes);
@@ -158,11 +122,6 @@ pub fn global_widths() {
             assert!(after.image == expected, "{name} {scalar} {offset}");
         }
     }
-}
-
-/// The low bits of a number as a signed one.
-fn signed_low(x: u64, bits: u32) -> u32 {
-    signed(x, bits) as u32
 }
 
 type Change = fn(u64, u64, u32) -> u64;
