@@ -16,6 +16,7 @@ pub mod inspect;
 mod masks;
 mod parts;
 mod replay;
+mod seen;
 #[cfg(test)]
 mod tests;
 
@@ -25,6 +26,7 @@ pub use draft::DraftStep;
 use draft::Drafting;
 use parts::StepParts;
 use replay::Replay;
+use seen::Seen;
 
 use crate::{
     bug::seeded,
@@ -48,7 +50,7 @@ use crate::{
         queue::{self, Queues, Running, Waiting},
         sequence::{Body, Ending, Sequence},
     },
-    speculation::{DRAFT_MAX, drafts::Drafts, width::StepCost},
+    speculation::{DRAFT_MAX, drafts::Drafts, looks::Checked, width::StepCost},
     step::StepBuffer,
     validate::RequestError,
 };
@@ -172,6 +174,8 @@ pub struct EngineState {
     /// The step behind the one in flight, if the device has it already.
     behind: Option<InFlight>,
     counters: Counters,
+    /// The counters after the step taken in last.
+    seen: Seen,
     next_id: u64,
     sequence: u64,
 }
@@ -203,6 +207,11 @@ impl InFlight {
             planned_ns,
             is_sampled: plan.is_sampled,
         }
+    }
+
+    /// Requests that decode, where so many guesses were checked.
+    fn decoding(&self, guesses: u32) -> u32 {
+        self.n_decode_tokens.saturating_sub(guesses + self.branch_tokens).max(1)
     }
 }
 
@@ -286,6 +295,7 @@ impl EngineState {
             in_flight: None,
             behind: None,
             counters: Counters::default(),
+            seen: Seen::default(),
             next_id: 1,
             sequence: 0,
             config,
@@ -518,8 +528,9 @@ impl EngineState {
 
     /// The replay has run (or failed); the whole turn ended at `now_ns`.
     pub fn replayed(&mut self, now_ns: u64) {
-        if let Some((tokens, planned_ns)) = self.replay.finish() {
-            self.step_cost.observe(tokens, now_ns.saturating_sub(planned_ns));
+        if let Some((in_flight, checked)) = self.replay.finish() {
+            let ns = now_ns.saturating_sub(in_flight.planned_ns);
+            self.learn(in_flight, checked, ns);
         }
     }
 
@@ -541,7 +552,6 @@ impl EngineState {
         self.counters.steps += 1;
         let ns = now_ns.saturating_sub(in_flight.planned_ns);
         self.counters.step_ns += ns;
-        let n_drafts = self.counters.drafts[0];
         let mut taker = Taker {
             config: &self.config,
             memory: &mut self.memory,
@@ -558,8 +568,9 @@ impl EngineState {
         }
         self.queues.running.retain(Option::is_some);
         self.in_flight = self.behind.take().map(|behind| InFlight { planned_ns: now_ns, ..behind });
+        let checked = self.seen.take(&self.counters);
         if let Some(drafting) = &mut self.drafting {
-            drafting.taken_in(&in_flight, &self.counters, now_ns);
+            drafting.taken_in(&in_flight, checked, now_ns);
             if self.in_flight.is_some() {
                 // The next turn has begun.
                 drafting.settle(now_ns, &self.step_cost);
@@ -567,14 +578,23 @@ impl EngineState {
         }
         if !in_flight.is_mixed {
             if self.replay.is_empty() {
-                let has_guesses = self.counters.drafts[0] > n_drafts;
-                match has_guesses {
-                    true => self.step_cost.observe(in_flight.n_decode_tokens, ns),
-                    false => self.step_cost.observe_plain(in_flight.n_decode_tokens, ns),
-                }
+                self.learn(in_flight, checked, ns);
             } else {
-                self.replay.cost_later(in_flight.n_decode_tokens, in_flight.planned_ns);
+                self.replay.learn_later(in_flight, checked);
             }
+        }
+    }
+
+    /// A step of nothing but decoding took `ns`, its replay included.
+    fn learn(&mut self, in_flight: InFlight, checked: Checked, ns: u64) {
+        let tokens = in_flight.n_decode_tokens;
+        match checked.guesses {
+            0 => self.step_cost.observe_plain(tokens, ns),
+            _ => self.step_cost.observe(tokens, ns),
+        }
+        if self.drafting.is_none() {
+            let rows = in_flight.decoding(checked.guesses);
+            self.scheduler.looks.checked(rows, tokens, checked, ns, &self.step_cost);
         }
     }
 

@@ -25,7 +25,7 @@ mod verdict;
 
 use tokenspeed_backend_api::abi::{ts_step_row, ts_step_token, ts_table_delta};
 
-use super::{Counters, EngineState, InFlight, Pass};
+use super::{Counters, EngineState, InFlight, Pass, seen::Seen};
 use crate::{
     cache::memory::Memory,
     request::RequestId,
@@ -38,6 +38,7 @@ use crate::{
     speculation::{
         DRAFT_MAX, DraftModel,
         ledger::Ledger,
+        looks::Checked,
         width::{Offer, Record, StepCost},
     },
     step::{StepBuffer, StepCapacity, StepContent},
@@ -94,17 +95,9 @@ struct Turn {
     generated: u64,
     /// Guesses checked, and those of them that were right.
     guesses: u32,
-    accepted: u64,
+    accepted: u32,
     /// Time of the draft's passes behind it.
     draft_ns: u64,
-}
-
-/// Token counts that turns are told apart by.
-#[derive(Clone, Copy, Debug, Default)]
-struct Seen {
-    generated: u64,
-    drafts: [u64; DRAFT_MAX as usize],
-    accepted: [u64; DRAFT_MAX as usize],
 }
 
 /// A text that lags further behind than this is caught up with only if that will probably pay.
@@ -129,7 +122,6 @@ pub(super) struct Drafting {
     stage: Stage,
     began_ns: u64,
     turn: Option<Turn>,
-    seen: Seen,
     /// Of turns of nothing but decoding, without guesses.
     plain: StepCost,
     n_unmeasured: u32,
@@ -171,7 +163,6 @@ impl Drafting {
             stage: Stage::Idle,
             began_ns: 0,
             turn: None,
-            seen: Seen::default(),
             plain: StepCost::default(),
             n_unmeasured: 0,
             n_drafted: 0,
@@ -193,31 +184,22 @@ impl Drafting {
     }
 
     /// A turn was taken in, all but the replay.
-    pub fn taken_in(&mut self, in_flight: &InFlight, counters: &Counters, now_ns: u64) {
-        let seen = Seen { generated: counters.generation_tokens, drafts: counters.drafts, accepted: counters.accepted };
-        let (mut guesses, mut accepted, mut tried, mut reached) = (0, 0, 0, u64::MAX);
-        for at in 0..DRAFT_MAX as usize {
-            let [n, right] = [seen.drafts[at] - self.seen.drafts[at], seen.accepted[at] - self.seen.accepted[at]];
-            // A guess is held against a token only if those before it were right.
-            tried += n.min(reached);
-            (guesses, accepted, reached) = (guesses + n, accepted + right, right);
-        }
-        self.record.observe_many(tried as u32, accepted as u32);
-        let others = guesses as u32 + in_flight.branch_tokens;
+    pub fn taken_in(&mut self, in_flight: &InFlight, checked: Checked, now_ns: u64) {
+        self.record.observe_many(checked.tried, checked.accepted);
         let turn = Turn {
             planned_ns: in_flight.planned_ns,
-            decoding: in_flight.n_decode_tokens.saturating_sub(others).max(1),
+            decoding: in_flight.decoding(checked.guesses),
             is_mixed: in_flight.is_mixed,
-            generated: seen.generated - self.seen.generated,
-            guesses: guesses as u32,
-            accepted,
+            generated: checked.generated,
+            guesses: checked.guesses,
+            accepted: checked.accepted,
             draft_ns: 0,
         };
-        if !turn.is_mixed && guesses == 0 {
+        if !turn.is_mixed && turn.guesses == 0 {
             self.plain.observe_plain(turn.decoding, now_ns.saturating_sub(turn.planned_ns));
         }
         let stage = if std::mem::take(&mut self.is_resting) { Stage::Idle } else { Stage::Due };
-        (self.seen, self.turn, self.stage) = (seen, Some(turn), stage);
+        (self.turn, self.stage) = (Some(turn), stage);
     }
 
     /// The turn before, its drafting included, has ended.
@@ -240,7 +222,7 @@ impl Drafting {
             // What the others cost is not known apart, so the guesses are held against what they cost without them.
             let step_ns = |tokens| cost.ns(tokens).unwrap_or(plain_ns);
             let guessing_ns = draft_ns + (step_ns(n + turn.guesses) - step_ns(n)).max(0.0);
-            ns - guessing_ns + turn.accepted as f64 * token_ns
+            ns - guessing_ns + f64::from(turn.accepted) * token_ns
         });
         self.ledger.turn(ns, plain_ns);
     }
@@ -444,8 +426,8 @@ impl EngineState {
         let drafting = self.drafting.as_mut().expect("a warm-up has begun");
         drafting.clear();
         (drafting.warming, drafting.n_drafted, drafting.remeasure) = (None, 0, REMEASURE[1]);
-        (drafting.record, drafting.ledger, drafting.seen) = (Record::default(), Ledger::default(), Seen::default());
-        self.counters = Counters::default();
+        (drafting.record, drafting.ledger) = (Record::default(), Ledger::default());
+        (self.counters, self.seen) = (Counters::default(), Seen::default());
         self.flush_cache().expect("the warm-up's requests have ended");
     }
 

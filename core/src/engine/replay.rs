@@ -6,15 +6,19 @@
 
 use tokenspeed_backend_api::abi::{ts_step_row, ts_step_token};
 
-use crate::step::{StepBuffer, StepCapacity, StepContent};
+use super::InFlight;
+use crate::{
+    speculation::looks::Checked,
+    step::{StepBuffer, StepCapacity, StepContent},
+};
 
 /// What there is to replay.
 pub(super) struct Replay {
     rows: Vec<ts_step_row>,
     tokens: Vec<ts_step_token>,
     step: Option<StepBuffer>,
-    /// Tokens and start of the decode-only step whose cost is complete only after the replay.
-    cost: Option<(u32, u64)>,
+    /// The decode-only step whose cost is complete only after the replay, and what came of its guesses.
+    learns: Option<(InFlight, Checked)>,
 }
 
 impl std::fmt::Debug for Replay {
@@ -30,7 +34,7 @@ impl Replay {
             rows: Vec::with_capacity(capacity.map_or(0, |c| c.rows as usize)),
             tokens: Vec::with_capacity(capacity.map_or(0, |c| c.tokens as usize)),
             step: capacity.map(StepBuffer::new),
-            cost: None,
+            learns: None,
         }
     }
 
@@ -41,7 +45,7 @@ impl Replay {
     pub fn clear(&mut self) {
         self.rows.clear();
         self.tokens.clear();
-        self.cost = None;
+        self.learns = None;
     }
 
     /// Advance a request with `computed` tokens over `ids`, reading and writing these state slots; they were checked on the
@@ -69,8 +73,9 @@ impl Replay {
         self.tokens.extend((computed..).zip(ids).map(token));
     }
 
-    pub fn cost_later(&mut self, tokens: u32, planned_ns: u64) {
-        self.cost = Some((tokens, planned_ns));
+    /// What the step cost is known when its replay has run.
+    pub fn learn_later(&mut self, in_flight: InFlight, checked: Checked) {
+        self.learns = Some((in_flight, checked));
     }
 
     /// The parameter block, unless there is nothing to do.
@@ -83,10 +88,10 @@ impl Replay {
         Some(step)
     }
 
-    /// It has run.
-    pub fn finish(&mut self) -> Option<(u32, u64)> {
+    /// It has run: the step that [`Replay::learn_later`] was told of.
+    pub fn finish(&mut self) -> Option<(InFlight, Checked)> {
         self.rows.clear();
         self.tokens.clear();
-        self.cost.take()
+        self.learns.take()
     }
 }

@@ -49,7 +49,8 @@ pub struct Scheduler {
     /// The waiting request that did not fit, and the release count then: no use trying before it changed.
     blocked: Option<(RequestId, u64)>,
     offers: Vec<Offer>,
-    looks: Looks,
+    /// What came of prompt lookup; whoever runs steps tells it.
+    pub looks: Looks,
     policy: Box<dyn Policy>,
     turns: Turns,
     /// Plans made, to look again at one waiting request now and then.

@@ -1,6 +1,6 @@
 //! One request's guesses: where they come from, what is being checked, and how well it went so far.
 
-use super::{DRAFT_MAX, SpeculationConfig, branches::Branches, looks::Finds, ngram::NgramIndex, width::Record};
+use super::{DRAFT_MAX, SpeculationConfig, branches::Branches, ngram::NgramIndex, width::Record};
 
 /// Where the guesses of one request come from.
 #[derive(Debug, Default)]
@@ -34,8 +34,6 @@ pub struct Drafts {
     pub branches: Branches,
     /// What became of earlier ones.
     pub record: Record,
-    /// Whether there were any.
-    pub finds: Finds,
 }
 
 impl Drafts {
@@ -50,7 +48,7 @@ impl Drafts {
             Some(config) => Drafter::Lookup(NgramIndex::new(config.ngram, max_len)),
         };
         let branches = config.map_or_else(Branches::default, |config| Branches::new(config.branches, config.draft_max));
-        Self { drafter, ids: Vec::with_capacity(room), branches, record: Record::default(), finds: Finds::default() }
+        Self { drafter, ids: Vec::with_capacity(room), branches, record: Record::default() }
     }
 
     /// Guess at most `at_most` tokens after `tokens`.
@@ -72,6 +70,14 @@ impl Drafts {
                 }
             }
             Drafter::Ahead(_) => {}
+        }
+    }
+
+    /// Whether the request's own text says what may follow `tokens`.
+    pub fn finds(&mut self, tokens: &[u32]) -> bool {
+        match &mut self.drafter {
+            Drafter::Lookup(ngrams) => ngrams.find(tokens).is_some(),
+            Drafter::None | Drafter::Ahead(_) => false,
         }
     }
 

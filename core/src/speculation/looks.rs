@@ -1,68 +1,64 @@
-//! When to look for guesses at all.
+//! Whether prompt lookup pays: when to wait for the newest token to look, and what came of it.
 //!
-//! A look-up needs the newest token, so a step in which requests may guess is planned only when the one before it has been taken
-//! in: on a device that is done in a millisecond, what is planned ahead (or run behind) otherwise is worth more than a few lucky
-//! guesses. So where looks find little, nobody looks for some steps, and these are planned as if there were no speculation. All
-//! requests look again at once, for a step planned ahead is so for all; after eight steps at most, since a text may
-//! begin to repeat itself at any time. Rejected: each request's rests for itself. With many of them some look is always due.
+//! Guesses follow the newest token, so a step that may have some is planned only when the one before it has been taken in; one
+//! that has none is planned ahead, or runs behind the other, which on a device that is done in a millisecond is worth more than a
+//! few lucky guesses. To look costs next to nothing, to wait does. So while a step is in flight everybody's text is looked up
+//! as far as it is known ([`Scheduler::rests`](crate::scheduler::plan::Scheduler::rests)): who finds nothing there, or nothing worth
+//! its cost, is not waited for. A text that begins to repeat itself goes unguessed for one step. Rejected: looking only when
+//! waiting, ever more rarely where nothing is found. On a machine whose steps take 5 ms a third of what could be guessed of a
+//! program that is written anew passed while nobody looked.
+//!
+//! A new request's guesses are as good as others' were. An account holds what steps with guesses took against what their tokens
+//! would have cost without ([`Ledger`]): while too much is lost, nobody guesses.
 
-/// Weight of the newest look.
-const NEWEST: f64 = 0.2;
-/// Steps between two looks, at most: so many of a text that repeats itself may go unguessed.
-const LONGEST_REST: u32 = 8;
-/// A chance below this is none: costs are not known so well.
-const SLIGHT: f64 = 0.05;
+use super::{
+    ledger::Ledger,
+    width::{Record, StepCost},
+};
 
-/// Share of one request's looks that found something; of none so far, what others' found.
+/// Times its expected cost that a step may count: a machine that was busy with something else is nobody's loss.
+const DISTURBED: f64 = 2.0;
+
+/// What became of the guesses of one step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Checked {
+    /// Tokens generated.
+    pub generated: u64,
+    /// Guesses checked.
+    pub guesses: u32,
+    /// Those held against a sampled token: the others stood behind a wrong one.
+    pub tried: u32,
+    /// Those that were right.
+    pub accepted: u32,
+}
+
+/// All requests together.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Finds(Option<f64>);
-
-impl Finds {
-    /// A look found something, or nothing.
-    pub fn observe(&mut self, has_found: bool) {
-        let found = f64::from(u8::from(has_found));
-        self.0 = Some(self.0.map_or(found, |known| known + NEWEST * (found - known)));
-    }
-}
-
-/// All requests' looks.
-#[derive(Clone, Copy, Debug)]
 pub struct Looks {
-    /// Share of the requests that found something.
-    found: f64,
-    /// Steps until the next look while none is expected to pay.
-    rest: u32,
-    /// Length of that rest, doubled by each look that gave nothing to check.
-    patience: u32,
-}
-
-impl Default for Looks {
-    fn default() -> Self {
-        Self { found: 1.0, rest: 0, patience: 1 }
-    }
+    /// Where new requests start.
+    pub record: Record,
+    ledger: Ledger,
 }
 
 impl Looks {
-    /// Of `n` requests that looked, `found` found something, and there is something to check.
-    pub fn looked(&mut self, n: u32, found: u32, checks: bool) {
-        if n > 0 {
-            self.found += NEWEST * (f64::from(found) / f64::from(n) - self.found);
-            self.patience = if checks { 1 } else { (self.patience * 2).min(LONGEST_REST) };
-            self.rest = self.patience;
-        }
+    /// A step of `rows` decoding requests and nothing else, `tokens` in all, took `ns`.
+    pub fn checked(&mut self, rows: u32, tokens: u32, checked: Checked, ns: u64, cost: &StepCost) {
+        self.record.observe_many(checked.tried, checked.accepted);
+        let most_ns = cost.ns(tokens).map_or(f64::INFINITY, |ns| DISTURBED * ns);
+        let plain_ns = cost.ns(rows).filter(|_| tokens > rows);
+        let without_ns = plain_ns.map(|plain_ns| plain_ns / f64::from(rows) * checked.generated as f64);
+        self.ledger.turn((ns as f64).min(most_ns), without_ns);
     }
 
-    /// Chance that a request finds something and is right about it, if what it finds is right with `chance`.
-    pub fn chance(&self, finds: &Finds, chance: f64) -> f64 {
-        let chance = finds.0.unwrap_or(self.found) * chance;
-        if chance < SLIGHT { 0.0 } else { chance }
+    /// Whether `rows` requests may guess: not too much was lost so far.
+    pub fn may_guess(&self, rows: u32, cost: &StepCost) -> bool {
+        self.ledger.allows(cost.ns(rows).unwrap_or(0.0))
     }
 
-    /// No look is expected to pay: whether the next step does without all the same.
-    pub fn rests(&mut self) -> bool {
-        let rests = self.rest > 0;
-        self.rest -= u32::from(rests);
-        rests
+    /// Whether one more guess may be lost, to see whether it is right.
+    pub fn may_try(&self, rows: u32, cost: &StepCost) -> bool {
+        let ns = |n| cost.ns(n).unwrap_or(0.0);
+        self.ledger.affords((ns(rows + 1) - ns(rows)).max(0.0), ns(rows))
     }
 }
 
@@ -71,23 +67,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn looks_in_vain_grow_rare() {
-        let mut looks = Looks::default();
-        let mut finds = Finds::default();
-        assert_eq!(looks.chance(&finds, 0.7), 0.7, "hopeful at first");
-        let mut n_looks = 0;
-        for _ in 0..400 {
-            if !looks.rests() {
-                n_looks += 1;
-                finds.observe(false);
-                looks.looked(3, 0, false);
-            }
+    fn guesses_that_are_never_right_end() {
+        let (mut looks, mut cost) = (Looks::default(), StepCost::default());
+        (1..=8).for_each(|n| (0..10).for_each(|_| cost.observe(n, 1_000 * u64::from(n))));
+        let (mut n_guessed, mut ns) = (0u64, 0);
+        for _ in 0..2_000 {
+            let guesses = looks.may_guess(2, &cost);
+            n_guessed += u64::from(guesses);
+            let checked = Checked { generated: 2, guesses: 4 * u32::from(guesses), tried: 2, accepted: 0 };
+            let took = if guesses { 6_000 } else { 2_000 };
+            ns += took;
+            looks.checked(2, 2 + checked.guesses, checked, took, &cost);
         }
-        assert!((44..=52).contains(&n_looks), "{n_looks} of 400");
-        assert_eq!(looks.chance(&Finds::default(), 0.7), 0.0, "others' chances are a new one's");
-        (0..10).for_each(|_| finds.observe(true));
-        assert!(looks.chance(&finds, 0.7) > 0.5);
-        looks.looked(3, 1, true);
-        assert_eq!((looks.rests(), looks.rests()), (true, false), "soon again");
+        assert!(n_guessed > 0 && ns * 100 < 2_000 * 2_000 * 103, "{n_guessed} steps with guesses, {ns} ns");
+        assert!(looks.record.chance() < 0.01, "a new request expects nothing");
+        assert!(!looks.may_guess(2, &cost) || looks.may_try(2, &cost));
+    }
+
+    #[test]
+    fn guesses_that_are_right_go_on() {
+        let (mut looks, mut cost) = (Looks::default(), StepCost::default());
+        (1..=8).for_each(|n| (0..10).for_each(|_| cost.observe(n, 1_000 + 500 * u64::from(n))));
+        for _ in 0..200 {
+            assert!(looks.may_guess(1, &cost) && looks.may_try(1, &cost));
+            looks.checked(1, 5, Checked { generated: 4, guesses: 4, tried: 4, accepted: 3 }, 3_500, &cost);
+        }
     }
 }

@@ -30,9 +30,9 @@ impl NgramIndex {
         (hash >> 20) as usize & (self.ends.len() - 1)
     }
 
-    /// Guess what follows `tokens`, at most `out`'s spare capacity and `at_most`; appends to `out`. `tokens` continues
-    /// the text of the call before.
-    pub fn propose(&mut self, tokens: &[u32], at_most: usize, out: &mut Vec<u32>) {
+    /// Where the latest occurrence of the last n-gram of `tokens` ended before, if there is one. `tokens` continues the text of
+    /// the call before.
+    pub fn find(&mut self, tokens: &[u32]) -> Option<usize> {
         // The last n-gram is looked up before it is entered, so that it does not find itself.
         while self.len < tokens.len() {
             if self.len >= self.n {
@@ -41,15 +41,18 @@ impl NgramIndex {
             }
             self.len += 1;
         }
-        let Some(start) = tokens.len().checked_sub(self.n) else { return };
-        let last = &tokens[start..];
+        let last = &tokens[tokens.len().checked_sub(self.n)?..];
         let end = self.ends[self.bucket(last)] as usize;
-        if end == 0 || end == tokens.len() || tokens[end - self.n..end] != *last {
-            return;
+        (end != 0 && end != tokens.len() && tokens[end - self.n..end] == *last).then_some(end)
+    }
+
+    /// Guess what follows `tokens`, at most `at_most`; appends to `out`. `tokens` is as in [`NgramIndex::find`].
+    pub fn propose(&mut self, tokens: &[u32], at_most: usize, out: &mut Vec<u32>) {
+        if let Some(end) = self.find(tokens) {
+            // The text may run into its own end: a loop goes on looping.
+            let period = tokens.len() - end;
+            out.extend((0..at_most).map(|i| tokens[end + i % period]));
         }
-        // The text may run into its own end: a loop goes on looping.
-        let period = tokens.len() - end;
-        out.extend((0..at_most).map(|i| tokens[end + i % period]));
     }
 }
 

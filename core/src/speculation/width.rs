@@ -27,6 +27,10 @@ const FIRST: u8 = 4;
 const SHORTEST_REST: u32 = 8;
 const LONGEST_REST: u32 = 256;
 
+/// Times as many tokens per second that a step with guesses is to promise: it cannot be planned ahead, and costs are not known
+/// to the percent.
+const GAIN_MIN: f64 = 1.05;
+
 /// Share of what a step without guesses was dearer than known that is true of that width alone, not of all.
 const OWN: f64 = 0.05;
 
@@ -205,9 +209,16 @@ pub struct Offer {
 }
 
 /// Set the widths of one step's `offers`, at most `total` guesses in all.
+///
+/// A step is at most twice as wide as those whose cost is known: what a wide one costs is found out by doubling. Rejected: the
+/// widest at once. It took seven times as long as a plain one on a machine that is bound by arithmetic, and widths between the two
+/// were thought dearer than they are.
 pub fn choose(offers: &mut [Offer], total: u32, cost: &StepCost) {
     let rows = offers.len() as u32;
-    choose_by(offers, total, |n, _| cost.ns(rows + n).unwrap_or(1.0));
+    let is_near = |n: &u32| *n <= rows || cost.near(rows + n).is_some();
+    let total = (0..=total.min(GUESSES_MAX)).rev().find(is_near).unwrap_or(0);
+    let margin = |n| if n > 0 { GAIN_MIN } else { 1.0 };
+    choose_by(offers, total, |n, _| margin(n) * cost.ns(rows + n).unwrap_or(1.0));
 }
 
 /// The same for any cost: `cost(n, depth)` is that of a turn with `n` guesses, the newest of which stands `depth` places
@@ -295,7 +306,15 @@ mod tests {
         (1..20).for_each(|n| steps.observe(n, 10_000 * u64::from(n.div_ceil(2))));
         assert_eq!(widths(&[0.6], 100, &steps), [1]);
         assert_eq!(widths(&[0.99], 100, &steps), [1]);
-        assert_eq!(widths(&[0.9], 100, &StepCost::default()), [5], "nothing is known: try");
+        assert_eq!(widths(&[0.9], 100, &StepCost::default()), [1], "nothing is known: try twice as wide");
+        let mut narrow = StepCost::default();
+        [1, 2, 3].into_iter().for_each(|n| narrow.observe(n, 1_000));
+        assert_eq!(widths(&[0.9], 100, &narrow), [5], "known up to 3: up to 6");
+        narrow.observe(6, 4_000);
+        assert_eq!(widths(&[0.9], 100, &narrow), [2]);
+        let mut slight = StepCost::default();
+        [(1, 1_000), (2, 1_480), (3, 2_500)].into_iter().for_each(|(n, ns)| slight.observe(n, ns));
+        assert_eq!(widths(&[0.5], 100, &slight), [0], "1% is not worth it");
     }
 
     #[test]

@@ -1,42 +1,55 @@
 //! The few-rows kernel of the vector tiers: codes go from memory through registers into the sum, without a panel.
 
 use super::{
-    layout::{BLOCK_K, TILE_ROWS, tile_bytes, unit_bytes},
-    panel::{bytes, factors, nibbles},
+    layout::{BLOCK_K, TILE_ROWS, tile_bytes},
+    panel::{Codes, factors, is_simple, scaled, simple_codes},
     vector::{Work, add_block},
 };
 use crate::simd::Simd;
 use std::ops::Range;
 use tokenspeed_backend_api::dtype::DType;
 
-/// Most rows: beyond, sums do not fit registers and a panel is better.
-const ROWS_MAX: usize = 8;
 /// How far ahead of its use memory is prefetched, into the level-2 cache; measured: half as far costs a tenth.
 const PREFETCH_BYTES: usize = 8192;
 
-/// Whether this kernel takes `rows` rows of a format.
-pub fn takes(dtype: DType, rows: usize) -> bool {
-    rows <= ROWS_MAX && matches!(dtype, DType::Q4_0 | DType::Q4_1 | DType::Q8_0)
+/// Whether this kernel takes `rows` rows of depth `k`: their sums fit registers, and no block is ragged. Formats whose codes
+/// are put together from several places are left to a panel: they would be put together for each number of rows anew.
+pub fn takes<S: Simd>(dtype: DType, rows: usize, k: usize) -> bool {
+    is_simple(dtype) && rows <= S::STREAM_ROWS && k.is_multiple_of(BLOCK_K)
 }
 
-/// One tile times the rows.
+/// One tile times the rows, by the kernel of the next number of rows there is: a row costs as much as the codes it meets, so
+/// there are many. 13 are a request's own token and as many guesses as there are by default.
 ///
 /// # Safety
 /// As [`super::gemm`]; `takes` holds; `packed` is the tile.
 #[inline(always)]
 pub unsafe fn tile<S: Simd>(work: &Work<'_>, packed: *const u8, rows: Range<usize>, tile: usize) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match (work.dtype, rows.len()) {
-            (DType::Q4_0, 1) => run::<S, 1>(work, DType::Q4_0, packed, rows, tile),
-            (DType::Q4_1, 1) => run::<S, 1>(work, DType::Q4_1, packed, rows, tile),
-            (DType::Q8_0, 1) => run::<S, 1>(work, DType::Q8_0, packed, rows, tile),
-            (DType::Q4_0, 2..=4) => run::<S, 4>(work, DType::Q4_0, packed, rows, tile),
-            (DType::Q4_1, 2..=4) => run::<S, 4>(work, DType::Q4_1, packed, rows, tile),
-            (DType::Q8_0, 2..=4) => run::<S, 4>(work, DType::Q8_0, packed, rows, tile),
-            (DType::Q4_0, _) => run::<S, 8>(work, DType::Q4_0, packed, rows, tile),
-            (DType::Q4_1, _) => run::<S, 8>(work, DType::Q4_1, packed, rows, tile),
-            _ => run::<S, 8>(work, DType::Q8_0, packed, rows, tile),
+    macro_rules! up_to {
+        ($($r:literal),*) => {
+            $(if $r <= S::STREAM_ROWS && rows.len() <= $r {
+                // SAFETY: the caller's promise.
+                return unsafe { run::<S, $r>(work, work.dtype, packed, rows, tile) };
+            })*
+        };
+    }
+    up_to!(1, 2, 3, 4, 6, 8, 10, 13, 16);
+    unreachable!("{} rows", rows.len());
+}
+
+/// A block's sums of codes times activations, of R rows.
+struct Sums<S: Simd, const R: usize> {
+    sums: [S::F; R],
+    /// Where the block's activations are.
+    x: [*const f32; R],
+}
+
+impl<S: Simd, const R: usize> Codes<S> for Sums<S, R> {
+    #[inline(always)]
+    unsafe fn take(&mut self, k: usize, code: S::F) {
+        for (sum, x) in self.sums.iter_mut().zip(self.x) {
+            // SAFETY: the block is inside the rows.
+            *sum = unsafe { S::fma(S::splat(*x.add(k)), code, *sum) };
         }
     }
 }
@@ -60,29 +73,24 @@ unsafe fn run<S: Simd, const R: usize>(
             *x = args.x.add(row(r) * args.ldx);
         }
         let mut total = [S::splat(0.0); R];
+        let bytes = tile_bytes(dtype, args.k);
         for b in 0..work.blocks {
-            let codes = packed.add(b * unit_bytes(dtype));
-            for line in 0..unit_bytes(dtype).div_ceil(64) {
-                S::prefetch(codes.wrapping_add(PREFETCH_BYTES + 64 * line));
+            let (from, to) = (bytes * b / work.blocks, bytes * (b + 1) / work.blocks);
+            for at in (from..to).step_by(64) {
+                S::prefetch(packed.wrapping_add(PREFETCH_BYTES + at));
             }
-            let mut partial = [S::splat(0.0); R];
-            let step = |k: usize, code: S::F| {
-                for (p, x) in partial.iter_mut().zip(x) {
-                    *p = S::fma(S::splat(*x.add(b * BLOCK_K + k)), code, *p);
-                }
-            };
-            if dtype == DType::Q8_0 {
-                bytes::<S>(codes, step)
-            } else {
-                nibbles::<S>(codes, step)
-            }
-            let (scale, offset) = factors::<S>(dtype, packed, b);
+            let mut block = Sums::<S, R> { sums: [S::splat(0.0); R], x };
+            simple_codes::<S>(dtype, packed, b, &mut block);
+            let (scale, offset) =
+                if scaled(dtype) { factors::<S>(dtype, packed, b) } else { (S::splat(0.0), S::splat(0.0)) };
             for (r, total) in total.iter_mut().enumerate() {
                 let sum = || *work.sums.add((row(r) - work.row) * work.blocks + b);
-                *total = add_block::<S>(dtype, *total, partial[r], scale, offset, sum);
+                *total = add_block::<S>(dtype, *total, block.sums[r], scale, offset, sum);
+            }
+            for x in &mut x {
+                *x = x.add(BLOCK_K);
             }
         }
-        debug_assert_eq!(work.blocks * unit_bytes(dtype), tile_bytes(dtype, args.k));
         for (r, total) in total.iter().enumerate().take(rows.len()) {
             let mut v = *total;
             if !args.bias.is_null() {

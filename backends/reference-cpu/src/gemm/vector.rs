@@ -85,7 +85,7 @@ impl Kernel for VectorGemm<'_> {
                 let mut tile = self.tiles.start;
                 while tile < self.tiles.end {
                     let packed = self.packed.add((tile - self.tiles.start) * bytes);
-                    if stream::takes(dtype, rows.len()) {
+                    if stream::takes::<S>(dtype, rows.len(), args.k) {
                         stream::tile::<S>(&work, packed, rows.clone(), tile);
                         tile += 1;
                     } else if S::GEMM_TILES == 2 && self.tiles.end - tile >= 2 {

@@ -35,6 +35,7 @@ impl Simd for Avx2 {
     type I = I;
     const GEMM_ROWS: usize = 6;
     const GEMM_TILES: usize = 1;
+    const STREAM_ROWS: usize = 8;
     const ATTENTION_ROWS: usize = 3;
     const ATTENTION_VECTORS: usize = 2;
 

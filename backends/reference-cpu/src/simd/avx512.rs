@@ -37,6 +37,7 @@ impl Simd for Avx512 {
     type I = __m512i;
     const GEMM_ROWS: usize = 12;
     const GEMM_TILES: usize = 2;
+    const STREAM_ROWS: usize = 16;
     const ATTENTION_ROWS: usize = 6;
     const ATTENTION_VECTORS: usize = 4;
 

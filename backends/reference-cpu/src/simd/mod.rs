@@ -38,6 +38,8 @@ pub trait Simd: Copy + 'static {
     const GEMM_ROWS: usize;
     /// Vectors of outputs a GEMM micro-kernel keeps per row (1 or 2).
     const GEMM_TILES: usize;
+    /// Most rows that a GEMM takes straight from packed weights, one vector of outputs each: with more, a panel is better.
+    const STREAM_ROWS: usize;
     /// Query rows an attention micro-kernel keeps in registers.
     const ATTENTION_ROWS: usize;
     /// Vectors per query row that go with `ATTENTION_ROWS` (1, 2 or 4).

@@ -36,6 +36,7 @@ impl Simd for Portable {
     type I = [i32; LANES];
     const GEMM_ROWS: usize = 2;
     const GEMM_TILES: usize = 1;
+    const STREAM_ROWS: usize = 4;
     const ATTENTION_ROWS: usize = 1;
     const ATTENTION_VECTORS: usize = 2;
 

@@ -3,32 +3,47 @@
 use super::*;
 
 impl Scheduler {
-    /// Decide, while a step without guesses is in flight, that nobody looks for any in the one after it, because that is not
-    /// expected to pay; false, and nothing is decided, if somebody may.
-    pub fn rests(&mut self, queues: &Queues, memory: &Memory, cost: &StepCost) -> bool {
+    /// Decide, while a step without guesses is in flight, that nobody guesses in the one after it, because what is known of the
+    /// texts promises nothing; false, and nothing is decided, if somebody may. See [`looks`](crate::speculation::looks).
+    pub fn rests(&mut self, queues: &mut Queues, memory: &Memory, cost: &StepCost) -> bool {
         self.offers.clear();
-        for running in queues.iter_running().filter(|running| Outlook::of(running).generates()) {
-            let (body, active) = running.parts();
-            let chance = self.looks.chance(&body.drafts.finds, body.drafts.record.chance());
-            let offered = if chance > 0.0 { self.limits.guesses_max(body, active, memory) } else { 0 };
-            self.offers.push(Offer { chance, offered, width: 0 });
+        let mut is_due = false;
+        let generating = |running: &&mut Running| Outlook::of(running).generates();
+        for running in queues.running.iter_mut().flatten().filter(generating) {
+            let (body, active) = running.parts_mut();
+            body.drafts.record.start_like(&self.looks.record);
+            let finds = body.drafts.finds(&body.tokens);
+            let offered = if finds { self.limits.guesses_max(body, active, memory) } else { 0 };
+            is_due |= offered > 0 && body.drafts.record.is_rested();
+            self.offers.push(Offer { chance: body.drafts.record.chance(), offered, width: 0 });
         }
-        let total = self.limits.guesses_of_all(self.offers.len() as u32);
-        width::choose(&mut self.offers, total, cost);
-        self.offers.is_empty() || self.offers.iter().all(|offer| offer.width == 0) && self.looks.rests()
+        let rows = self.offers.len() as u32;
+        width::choose(&mut self.offers, self.limits.guesses_of_all(rows), cost);
+        let pays = self.offers.iter().any(|offer| offer.width > 0) && self.looks.may_guess(rows, cost);
+        if pays || is_due && self.looks.may_try(rows, cost) {
+            return false;
+        }
+        let offers = self.offers.iter();
+        for (running, offer) in queues.running.iter_mut().flatten().filter(generating).zip(offers) {
+            let record = &mut running.parts_mut().0.drafts.record;
+            if offer.offered > 0 && !record.is_rested() {
+                record.rest_on();
+            }
+        }
+        true
     }
 
     /// Let decoding requests guess, as far as it pays and the step has room; returns how many tokens that adds.
     pub(super) fn guess(&mut self, queues: &mut Queues, memory: &Memory, n_decode: u32, cost: &StepCost) -> u32 {
         let limits = &self.limits;
         self.offers.clear();
-        let mut n_found = 0;
         for running in queues.running.iter_mut().flatten() {
             if let Running::Decoding(sequence) = running {
                 let (body, active) = sequence.parts_mut();
                 body.drafts.propose(&body.tokens, limits.guesses_max(body, active, memory));
-                body.drafts.finds.observe(!body.drafts.is_empty());
-                n_found += u32::from(!body.drafts.is_empty());
+                if !body.drafts.are_paid() {
+                    body.drafts.record.start_like(&self.looks.record);
+                }
                 if let Some(guard) = body.guide.guard() {
                     // What the grammar forbids is not worth a row.
                     let n_allowed = guard.count_allowed(&body.drafts.ids);
@@ -42,22 +57,22 @@ impl Scheduler {
         }
         let total = limits.guesses_of_all(n_decode);
         width::choose(&mut self.offers, total, cost);
+        let (may_guess, may_try) = (self.looks.may_guess(n_decode, cost), self.looks.may_try(n_decode, cost));
         let mut left = total;
         let mut offers = self.offers.iter();
         for running in queues.running.iter_mut().flatten() {
             if let Running::Decoding(sequence) = running {
                 let offer = offers.next().expect("one per decoding request");
                 let drafts = &mut sequence.body.drafts;
-                let mut width = if drafts.are_paid() { offer.offered } else { offer.width };
-                if width == 0 && offer.offered > 0 && drafts.record.is_due() {
+                let mut width = if drafts.are_paid() { offer.offered } else { offer.width * u32::from(may_guess) };
+                if width == 0 && offer.offered > 0 && drafts.record.is_due() && may_try {
                     width = 1;
                 }
                 drafts.truncate(width.min(left) as usize);
                 left -= drafts.len();
             }
         }
-        self.looks.looked(self.offers.len() as u32, n_found, left < total);
-        if limits.branch_rows > 0 {
+        if limits.branch_rows > 0 && may_guess {
             left -= self.branch(queues, n_decode + total - left, left, cost);
         }
         total - left
