@@ -107,6 +107,11 @@ pub enum Ref {
     },
     /// Slots of token ids sampled on the device, `[1 + table rows + logit rows]` of i32; they outlive a step.
     Relay,
+    /// Side table `table` of the op `sample`, in its order (counts, bias, mask): `[1 + side rows, …]`. They outlive a step.
+    Side {
+        /// 0 to 2.
+        table: usize,
+    },
 }
 
 /// One op: operands in catalogue order, inputs first.
@@ -144,12 +149,14 @@ pub struct Graph {
     pub logits: Option<usize>,
     /// The outputs `chosen` and `logprobs` of the op `sample`, if the device samples: see [`Graph::with_sampling`].
     pub sampled: Option<[usize; 2]>,
+    /// Rows of its side tables, row 0 not counted; 0 = it has none.
+    pub side_rows: u32,
 }
 
 impl Graph {
-    /// The same graph with its logits sampled on the device, ids below `n_ids`, and with embeddings that take ids from relay
-    /// slots. `None` if it has no logits or no embedding.
-    pub fn with_sampling(&self, n_ids: u32) -> Option<Self> {
+    /// The same graph with its logits sampled on the device, ids below `n_ids`, with side tables of `side_rows` rows if there are
+    /// any, and with embeddings that take ids from relay slots. `None` if it has no logits or no embedding.
+    pub fn with_sampling(&self, n_ids: u32, side_rows: u32) -> Option<Self> {
         let mut graph = self.clone();
         let logits = graph.logits?;
         let embeddings = graph.ops.iter_mut().filter(|op| op.kind == OpKind::Embedding);
@@ -160,7 +167,13 @@ impl Graph {
         let logprobs = graph.value("logprobs", Vary::LogitRows, &[LOGPROBS_WIDTH as u64], DType::F32);
         let mut attrs = Attrs::default();
         attrs.i[0] = n_ids.into();
-        graph.push(OpKind::Sample, attrs, &[Ref::Value(logits), Ref::Relay, chosen, logprobs], "sample");
+        let mut operands = vec![Ref::Value(logits), Ref::Relay];
+        if side_rows > 0 {
+            operands.extend((0..3).map(|table| Ref::Side { table }));
+        }
+        operands.extend([chosen, logprobs]);
+        graph.push(OpKind::Sample, attrs, &operands, "sample");
+        graph.side_rows = side_rows;
         graph.sampled = Some([graph.values.len() - 2, graph.values.len() - 1]);
         Some(graph)
     }

@@ -42,6 +42,7 @@ use crate::{
     sampler::{
         History, Sampler,
         device::{HostOnly, SampledPasses},
+        side::{Side, SideTables, SideUpdates},
     },
     scheduler::{
         decision::Decisions,
@@ -163,6 +164,8 @@ pub struct EngineState {
     memory: Memory,
     sampler: Sampler,
     parts: StepParts,
+    /// Of the device, if it samples.
+    side: SideTables,
     /// Second pass of models with recurrent state, and its parameter block.
     verify: Option<(StepParts, StepBuffer)>,
     replay: Replay,
@@ -252,6 +255,11 @@ fn guesses(running: &Running) -> bool {
     !running.parts().0.drafts.is_empty()
 }
 
+/// Who may have rows in side tables.
+fn sides(queues: &Queues) -> impl Iterator<Item = (RequestId, &Side)> {
+    queues.iter_running().map(|running| running.parts().0).map(|body| (body.id, &body.side))
+}
+
 impl EngineState {
     /// An idle engine with an empty cache.
     pub fn new(config: EngineConfig) -> Result<Self, ConfigError> {
@@ -288,6 +296,7 @@ impl EngineState {
             memory,
             sampler: Sampler::new(config.tokenizer_vocab_size),
             parts: StepParts::new(&config),
+            side: SideTables::new(if config.relay { config.side_rows } else { 0 }, config.vocab_size, &config.eos_ids),
             verify: config.verifies().then(|| (StepParts::new(&config), StepBuffer::new(capacity))),
             replay: Replay::new((config.verifies() || config.branch_rows() > 0).then_some(capacity)),
             drafting: config.draft.clone().map(|model| Drafting::new(model, capacity)),
@@ -325,6 +334,7 @@ impl EngineState {
         let prompt_tokens = prompt.len() as u32;
         let max_len = prompt_tokens.saturating_add(sampling.max_tokens).min(self.config.max_model_len);
         let history = History::new(&sampling, &prompt, (max_len - prompt_tokens) as usize);
+        let side = Side::of(&sampling);
         let mut tokens = prompt;
         tokens.reserve_exact((max_len - prompt_tokens) as usize);
         let namespace = self.memory.index.open(&self.config.model_id, cache_salt.as_deref());
@@ -338,6 +348,7 @@ impl EngineState {
             prompt_tokens,
             max_len,
             history,
+            side,
             namespace,
             hashes: Vec::with_capacity(max_pages),
             found: FoundPath::with_capacity(if self.config.prefix_cache { max_pages } else { 0 }),
@@ -462,14 +473,15 @@ impl EngineState {
         self.memory.order_stores(if self.queues.running.is_empty() { STORES_MAX } else { STORES_BESIDE_STEPS });
         self.scheduler.plan(now_ns, &mut self.queues, &mut self.memory, &self.step_cost);
         let verifies = self.verify.is_some() && !seeded!(VerifyWritesTheState);
-        let mut plan = self.parts.collect(&mut self.queues, |running| !(verifies && guesses(running)));
+        self.side.begin(sides(&self.queues));
+        let mut plan = self.parts.collect(&mut self.queues, &mut self.side, |running| !(verifies && guesses(running)));
         self.sequence += 1;
         plan.sequence = self.sequence;
         self.scheduler.decisions.sequence = self.sequence;
         // Tables are shared: whichever pass runs first takes in the changes.
         let mut deltas = &self.scheduler.deltas[..];
         let mut second = self.verify.as_mut().filter(|_| verifies);
-        let load = second.as_mut().map(|(parts, _)| parts.collect(&mut self.queues, guesses));
+        let load = second.as_mut().map(|(parts, _)| parts.collect(&mut self.queues, &mut self.side, guesses));
         if let (Some((parts, _)), Some(load)) = (&mut second, &load) {
             // The passes of a turn are taken in together: the device samples both, or none.
             let needs_host = !load.is_sampled && !seeded!(ForwardPassDecidesWhoSamples);
@@ -477,6 +489,9 @@ impl EngineState {
             let host_only = self.parts.host_only.or(parts.host_only);
             self.parts.host_only = host_only;
             parts.host_only = host_only;
+        }
+        if self.parts.host_only.is_some() {
+            self.side.leave_to_host();
         }
         if plan.n_rows > 0 {
             self.parts.write(step, self.sequence, std::mem::take(&mut deltas));
@@ -518,6 +533,16 @@ impl EngineState {
     /// If the engine has no such pass.
     pub fn verify_step(&self) -> &StepBuffer {
         &self.verify.as_ref().expect("the plan has a verify pass").1
+    }
+
+    /// What to write to the device's side tables before it runs the step planned last.
+    pub fn side_updates(&self) -> &SideUpdates {
+        self.side.updates()
+    }
+
+    /// A buffer for copies of [`EngineState::side_updates`].
+    pub fn new_side_updates(&self) -> SideUpdates {
+        self.side.new_updates()
     }
 
     /// What has to be replayed of the step just taken in, if anything: run it before the next step, then call
@@ -602,6 +627,7 @@ impl EngineState {
     /// dropped. The device must not be running them any more.
     pub fn fail_all(&mut self, message: &str, deliver: &mut Deliver<'_>) {
         (self.in_flight, self.behind) = (None, None);
+        self.side.clear();
         self.replay.clear();
         self.scheduler.forget_ahead();
         if let Some(drafting) = &mut self.drafting {

@@ -20,7 +20,10 @@ use crate::{
     engine::Pass,
     lower::{CacheLayout, Capacity, Lowered, cache_layout},
     memory::weight_bytes,
-    sampler::device::Sampled,
+    sampler::{
+        device::Sampled,
+        side::{SideRow, SideUpdates},
+    },
 };
 
 /// Why a model was not loaded.
@@ -98,7 +101,9 @@ pub fn load(
     let cache = alloc(&mut bindings, TS_BIND_CACHE, ArenaKind::Cache, first.cache_bytes)?;
     alloc(&mut bindings, TS_BIND_ACTIVATIONS, ArenaKind::Activations, largest(|l| l.activation_bytes))?;
     // Tables start at the scratch block: entries never written must still name memory that exists.
-    device.write(&tables, 0, &vec![0; table_bytes as usize])?;
+    // Rows of side tables are written whole before a step names them.
+    let blank_bytes = lowered.iter().find_map(|l| l.side).map_or(table_bytes, |[counts, ..]| counts.0);
+    device.write(&tables, 0, &vec![0; blank_bytes as usize])?;
     let places = load_weights(&device, plan, &source, &mut bindings, progress)?;
     let bucket = Bucket { max_tokens: capacity.tokens, max_rows: capacity.rows, max_logit_rows: capacity.logit_rows };
     let mut programs = Vec::with_capacity(lowered.len());
@@ -113,8 +118,10 @@ pub fn load(
     for (program, offsets) in lowered.iter().enumerate().filter_map(|(at, l)| Some((at, l.sampled?))) {
         executable = executable.with_sampling(program, offsets, capacity.logit_rows as usize);
     }
+    // They lie alike in all programs that have them.
+    let side = lowered.iter().find_map(|l| l.side).map(|places| Side { tables, places, row: Vec::new() });
     let vocab = lowered.iter().map(|l| l.vocab as usize).collect();
-    Ok(DeviceProgram { executable, vocab, draft: None, replay: Pass::Replay as usize, cache, layout, host: None })
+    Ok(DeviceProgram { executable, vocab, draft: None, replay: Pass::Replay as usize, cache, layout, host: None, side })
 }
 
 fn load_weights(
@@ -261,6 +268,31 @@ pub struct DeviceProgram {
     cache: Arena,
     layout: CacheLayout,
     host: Option<HostCache>,
+    side: Option<Side>,
+}
+
+/// The side tables of the op `sample`.
+#[derive(Debug)]
+struct Side {
+    tables: Arena,
+    /// Of counts, biases and masks: the first byte, and the words of a row.
+    places: [(u64, u32); 3],
+    /// One row.
+    row: Vec<u8>,
+}
+
+impl Side {
+    fn write(&mut self, device: &Device, row: &SideRow<'_>) -> Result<(), BackendError> {
+        let (offset, words) = self.places[row.table as usize];
+        self.row.clear();
+        self.row.extend(std::iter::repeat_n(row.fill.to_ne_bytes(), words as usize).flatten());
+        let values = self.row.as_chunks_mut::<4>().0;
+        for entry in row.entries.into_iter().flatten() {
+            values[entry.at as usize] = entry.word.to_ne_bytes();
+        }
+        let bytes = self.row.len() as u64;
+        device.write(&self.tables, offset + u64::from(row.handle) * bytes, &self.row)
+    }
 }
 
 impl DeviceProgram {
@@ -322,6 +354,11 @@ impl StepRunner for DeviceProgram {
     fn run_sampled(&mut self, pass: Pass, step: &[u8], n_logit_rows: u32) -> Result<(), String> {
         let program = self.program(pass);
         self.executable.run_sampled(program, step, n_logit_rows as usize).map_err(|e| e.to_string())
+    }
+
+    fn write_side(&mut self, updates: &SideUpdates) -> Result<(), String> {
+        let side = self.side.as_mut().ok_or("the program has no side tables")?;
+        updates.rows().try_for_each(|row| side.write(self.executable.device(), &row)).map_err(|e| e.to_string())
     }
 
     fn sampled(&self, pass: Pass) -> Sampled<'_> {

@@ -27,6 +27,7 @@
 pub mod device;
 mod edit;
 mod history;
+pub mod side;
 #[cfg(test)]
 mod tests;
 

@@ -211,7 +211,7 @@ fn nor_with_tokens_sampled_on_the_device() {
     let states = Some(2 * REQUESTS + 20);
     for (states, guesses) in [(None, 0), (states, 0), (None, 5), (states, 5)] {
         let mut config = EngineConfig::paged(448, 16, 64 * 28 + 1, VOCABULARY as u32);
-        (config.max_num_seqs, config.relay) = (REQUESTS, true);
+        (config.max_num_seqs, config.relay, config.side_rows) = (REQUESTS, true, 400);
         config.speculation =
             (guesses > 0).then(|| SpeculationConfig { draft_max: guesses, ..SpeculationConfig::default() });
         let n_rows = config.max_logit_rows as usize;
@@ -222,11 +222,17 @@ fn nor_with_tokens_sampled_on_the_device() {
         }));
         let mut engine = EngineState::new(config).unwrap();
         let mut steps = [engine.new_step_buffer(), engine.new_step_buffer()];
+        let (mut side, mut n_side_rows) = (engine.new_side_updates(), 0);
         for i in 0..REQUESTS {
             // Some end early, by the length that is known ahead or by a token that is not.
             let (max_tokens, stop) = (if i < 8 { 40 } else { 330 }, if i < 4 { vec![3] } else { vec![] });
-            let sampling =
+            let mut sampling =
                 SamplingParams { max_tokens, stop_token_ids: stop, ignore_eos: true, ..SamplingParams::default() };
+            if i % 3 == 0 {
+                (sampling.repetition_penalty, sampling.frequency_penalty) = (1.1, 0.2);
+                (sampling.logit_bias, sampling.bad_words) = (vec![(7, 1.0)], vec![vec![5]]);
+                sampling.min_tokens = 20;
+            }
             let prompt = (0..100).map(|t| (t * 7 + i * 13) % VOCABULARY as u32).collect();
             engine.submit(Request { prompt, sampling, ..Request::default() }, 0).unwrap();
         }
@@ -236,7 +242,12 @@ fn nor_with_tokens_sampled_on_the_device() {
             let now_ns = 1000 * u64::from(n_steps);
             let before = allocations();
             let Some(plan) = behind.take().or_else(|| engine.plan(now_ns, &mut steps[0])) else { break };
+            // As the driver does before it gives the device the step.
+            side.copy_from(engine.side_updates());
+            n_side_rows += side.rows().count();
             behind = engine.plan_behind(now_ns, &mut steps[1]);
+            side.copy_from(engine.side_updates());
+            n_side_rows += side.rows().count();
             let mut during = allocations() - before;
             assert!(plan.is_sampled, "nothing here needs the host");
             n_relayed += u32::from(behind.is_some());
@@ -267,6 +278,7 @@ fn nor_with_tokens_sampled_on_the_device() {
             }
         }
         let accepted: u64 = engine.metrics().accepted.iter().sum();
+        assert!(n_side_rows > if guesses > 0 { 500 } else { 60 }, "{n_side_rows} rows of side tables were written");
         if guesses > 0 {
             // Looks find something or rest.
             let counts = format!("{n_steady} steady steps, {n_relayed} relayed, {accepted} right");

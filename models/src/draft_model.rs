@@ -44,7 +44,7 @@ pub fn attach(mut draft: Graph, target: &mut [Graph]) -> Graph {
         for operand in &mut op.operands {
             match operand {
                 Ref::Cache { component, .. } | Ref::Table { component } => *component = at,
-                Ref::Value(_) | Ref::Weight(_) | Ref::Relay => {}
+                Ref::Value(_) | Ref::Weight(_) | Ref::Relay | Ref::Side { .. } => {}
             }
         }
     }

@@ -24,7 +24,10 @@ use crate::{
     cache::copies::CopyOrder,
     engine::{EngineState, Pass, Plan},
     monitor::{Monitor, StdMonitor},
-    sampler::device::{Sampled, SampledPasses},
+    sampler::{
+        device::{Sampled, SampledPasses},
+        side::SideUpdates,
+    },
     step::StepBuffer,
 };
 
@@ -36,6 +39,8 @@ pub(super) struct Turn {
     pub step: StepBuffer,
     /// Of any other pass.
     second: StepBuffer,
+    /// Rows of side tables to write before the passes.
+    side: SideUpdates,
     /// Copies to carry out before the passes, and which of them were, well. Whoever waits for the turn takes them.
     pub copies: Vec<(CopyOrder, bool)>,
     /// Passes to run, in order, with their rows of logits.
@@ -70,7 +75,9 @@ pub(super) enum Failure {
 
 impl Turn {
     pub fn new(state: &EngineState) -> Box<Self> {
-        Self::of(state.new_step_buffer(), state.new_step_buffer())
+        let mut turn = Self::of(state.new_step_buffer(), state.new_step_buffer());
+        turn.side = state.new_side_updates();
+        turn
     }
 
     /// With room for what fits the blocks.
@@ -80,6 +87,7 @@ impl Turn {
             runner: None,
             step,
             second,
+            side: SideUpdates::default(),
             copies: Vec::new(),
             passes: [None; 2],
             is_sampled: false,
@@ -101,11 +109,13 @@ impl Turn {
             self.second.copy_from(state.verify_step());
         }
         self.passes = [forward, verify];
+        self.side.copy_from(state.side_updates());
         (self.is_sampled, self.is_behind) = (plan.is_sampled, is_behind);
     }
 
     /// Nothing but copies.
     pub fn set_copies_only(&mut self) {
+        self.side.clear();
         self.passes = [None; 2];
         (self.is_sampled, self.is_behind) = (false, false);
     }
@@ -113,6 +123,7 @@ impl Turn {
     /// One pass behind the turn's own: a replay, or a draft's.
     pub fn set_pass(&mut self, pass: Pass, step: &StepBuffer, n_logit_rows: u32) {
         self.second.copy_from(step);
+        self.side.clear();
         self.passes = [Some((pass, n_logit_rows)), None];
         (self.is_sampled, self.is_behind) = (false, false);
     }
@@ -139,6 +150,13 @@ impl Turn {
         &mut **self.runner.as_mut().expect("the device came with the turn")
     }
 
+    /// After a failure; a device that panicked is not asked.
+    fn ask_status(&mut self, runner: &mut dyn StepRunner) {
+        if matches!(self.outcome, Err(Failure::Refused(_))) {
+            self.status = runner.status();
+        }
+    }
+
     fn run(&mut self, runner: &mut dyn StepRunner) {
         self.outcome = Ok(());
         self.status = Ok(());
@@ -149,6 +167,14 @@ impl Turn {
             self.outcome = Err(Failure::Panicked(super::panic_text(&*panic)));
             return;
         }
+        if !self.side.is_empty() {
+            let side = AssertUnwindSafe(|| runner.write_side(&self.side));
+            self.outcome = outcome(catch_unwind(side));
+            self.side.clear();
+            if self.outcome.is_err() {
+                return self.ask_status(runner);
+            }
+        }
         for (pass, n_logit_rows) in std::mem::take(&mut self.passes).into_iter().flatten() {
             let block = if pass == Pass::Forward { &self.step } else { &self.second };
             let is_sampled = self.is_sampled;
@@ -157,15 +183,9 @@ impl Turn {
                 true => runner.run_sampled(pass, block.bytes(), n_logit_rows),
                 false => runner.run(pass, block.bytes(), n_logit_rows),
             });
-            self.outcome = match catch_unwind(run) {
-                Ok(outcome) => outcome.map_err(Failure::Refused),
-                Err(panic) => Err(Failure::Panicked(super::panic_text(&*panic))),
-            };
-            if let Err(failure) = &self.outcome {
-                if matches!(failure, Failure::Refused(_)) {
-                    self.status = runner.status();
-                }
-                return;
+            self.outcome = outcome(catch_unwind(run));
+            if self.outcome.is_err() {
+                return self.ask_status(runner);
             }
             if is_sampled {
                 let Sampled { chosen, logprobs } = runner.sampled(pass);
@@ -176,6 +196,14 @@ impl Turn {
                 }
             }
         }
+    }
+}
+
+/// Of a call into the device.
+fn outcome(result: std::thread::Result<Result<(), String>>) -> Result<(), Failure> {
+    match result {
+        Ok(outcome) => outcome.map_err(Failure::Refused),
+        Err(panic) => Err(Failure::Panicked(super::panic_text(&*panic))),
     }
 }
 

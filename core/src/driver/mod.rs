@@ -41,7 +41,7 @@ use crate::{
     engine::{ConfigError, EngineConfig, EngineState, Pass},
     overload::Gate,
     request::{Request, RequestId},
-    sampler::device::Sampled,
+    sampler::{device::Sampled, side::SideUpdates},
     scheduler::trace::{StepRecord, StepTrace},
 };
 pub use copies::{CopyError, HostCache};
@@ -62,6 +62,12 @@ pub trait StepRunner: Send {
     fn run_sampled(&mut self, pass: Pass, step: &[u8], n_logit_rows: u32) -> Result<(), String> {
         let _ = (pass, step, n_logit_rows);
         Err("this device does not sample".to_owned())
+    }
+    /// Write rows of the side tables that the device samples with; no pass runs meanwhile. Only asked of a runner whose engine has
+    /// such rows ([`EngineConfig::side_rows`]).
+    fn write_side(&mut self, updates: &SideUpdates) -> Result<(), String> {
+        let _ = updates;
+        Err("this device has no side tables".to_owned())
     }
     /// What the pass gave when it was last sampled, `n_logit_rows` rows.
     fn sampled(&self, pass: Pass) -> Sampled<'_> {

@@ -15,7 +15,9 @@
 //!   is decided while the step before it runs; so where guesses do not pay, an engine that speculates has two steps on
 //!   the device as any other.
 //! * A row is relayed only if nothing but its token's id is unknown, and the device can choose that id as the host would
-//!   ([`HostOnly`] has what it cannot). If one row of a step needs the host, its logits come back as ever, and the step behind is
+//!   ([`HostOnly`] has what it cannot). Penalties do not keep it from that, because the device counts what it samples; `bad_words` of
+//!   several ids do: whether one of them is about to be completed follows from the newest token, so the next step is planned
+//!   when that is known, and sampled on the device all the same. If one row of a step needs the host, its logits come back as ever, and the step behind is
 //!   planned when they have been taken in: leaving such rows out would halve their speed.
 //! * Whoever ends in the first step is in the second for nothing. Its caller hears the end at once; pages, state slots and table
 //!   row stay held, as [`Running::Leaving`](crate::scheduler::queue::Running), until the second step has been taken in, and its
@@ -27,6 +29,13 @@
 //! ([`Behind`](crate::scheduler::sequence::Behind)).
 
 use super::*;
+use crate::scheduler::outlook::Outlook;
+
+/// Whether a request has a row behind the step in flight whose mask depends on what is sampled there.
+fn follows_text(running: &Running) -> bool {
+    let (body, active) = running.parts();
+    body.side.follows_text && active.planned > 0 && Outlook::of(running).generates()
+}
 
 impl EngineState {
     /// Plan the step behind the one in flight and write its parameter block, to be run before the one in flight has been taken
@@ -36,7 +45,7 @@ impl EngineState {
         let in_flight = self.in_flight.as_ref()?;
         let can =
             in_flight.is_sampled && self.behind.is_none() && self.scheduler.can_plan_behind(&self.queues, &self.memory);
-        if !can || self.may_guess() {
+        if !can || self.queues.iter_running().any(follows_text) || self.may_guess() {
             return None;
         }
         // Where steps run behind each other for long, no other plan would.
@@ -44,7 +53,11 @@ impl EngineState {
         if !self.scheduler.plan_behind(now_ns, &mut self.queues, &mut self.memory) {
             return None;
         }
-        let mut plan = self.parts.collect_behind(&mut self.queues);
+        self.side.begin(sides(&self.queues));
+        let mut plan = self.parts.collect_behind(&mut self.queues, &mut self.side);
+        if self.parts.host_only.is_some() {
+            self.side.leave_to_host();
+        }
         self.sequence += 1;
         plan.sequence = self.sequence;
         self.scheduler.decisions.sequence = self.sequence;

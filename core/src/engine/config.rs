@@ -82,6 +82,9 @@ pub struct EngineConfig {
     /// The device samples rows that need nothing of the host, those behind guesses too, and without guesses the step behind
     /// takes their tokens from its relay slots.
     pub relay: bool,
+    /// Rows of the device's side tables, for requests with biases, penalties or masks and for their guesses; 0 = the host samples
+    /// those.
+    pub side_rows: u32,
     /// Keys the prefix hash; random per process in production, fixed in simulation.
     pub secret: [u64; 2],
     /// Requests waiting at once; more are refused.
@@ -175,6 +178,7 @@ impl EngineConfig {
             speculation: None,
             draft: None,
             relay: false,
+            side_rows: 0,
             secret: [0; 2],
             max_waiting: 4096,
             scheduling: SchedulingConfig::default(),

@@ -4,7 +4,7 @@
 //! what follows n right guesses is what their row samples at its own position. Each record needs a slot of its own for its
 //! id. The row behind a request's text has the request's relay slot; nobody ever reads what other rows leave, so they have slots
 //! behind those, by their number in the step. Rejected: a record without a slot, which the op takes for a row not to be
-//! sampled.
+//! sampled. Rows of side tables are given out here too, to whoever is sampled.
 
 use tokenspeed_backend_api::abi::{ts_sample, ts_step_row, ts_table_delta};
 
@@ -13,12 +13,16 @@ use crate::{
     bug::seeded,
     grammar::Guide,
     request::SamplingParams,
-    sampler::device::{self, HostOnly},
+    sampler::{
+        device::{self, HostOnly},
+        side::{Handles, SideTables, SideText},
+    },
     scheduler::{
         outlook::Outlook,
         queue::{Queues, Running},
         sequence::{Body, Share},
     },
+    speculation::DRAFT_MAX,
     step::{StepBuffer, StepContent},
 };
 
@@ -32,6 +36,10 @@ pub(super) struct StepParts {
     samples: Vec<ts_sample>,
     /// The device samples, if it can.
     relays: bool,
+    /// Of the request looked at last.
+    own_handles: Handles,
+    /// Guesses before a row on a side branch.
+    path: Vec<u32>,
     /// The relay slot of row of logits 0, if nobody reads what it samples.
     unread_slots: u32,
     /// Why it does not sample this step.
@@ -97,6 +105,8 @@ impl StepParts {
             logit_rows: Vec::with_capacity(capacity.logit_rows as usize),
             samples: Vec::with_capacity(capacity.samples as usize),
             relays: config.relay,
+            own_handles: [0; 3],
+            path: Vec::with_capacity(DRAFT_MAX as usize),
             unread_slots: relay_slot(config.table_rows),
             host_only: None,
             branch_tokens: 0,
@@ -112,22 +122,27 @@ impl StepParts {
 
     /// Collect the planned requests that `belong` and give each its first row of logits; the plan lacks only its number
     /// and other passes.
-    pub fn collect(&mut self, queues: &mut Queues, belongs: impl Fn(&Running) -> bool) -> Plan {
-        self.gather(queues, |running, wants_decoding| {
+    pub fn collect(&mut self, queues: &mut Queues, side: &mut SideTables, belongs: impl Fn(&Running) -> bool) -> Plan {
+        self.gather(queues, side, |running, wants_decoding| {
             let is_decoding = matches!(running, Running::Decoding(_));
             (is_decoding == wants_decoding && belongs(running)).then(|| Place::now(running))
         })
     }
 
     /// The same of the step behind the one in flight.
-    pub fn collect_behind(&mut self, queues: &mut Queues) -> Plan {
-        self.gather(queues, |running, wants_decoding| {
+    pub fn collect_behind(&mut self, queues: &mut Queues, side: &mut SideTables) -> Plan {
+        self.gather(queues, side, |running, wants_decoding| {
             let has_part = running.parts().1.behind.is_some();
             (has_part && Outlook::of(running).is_decoding == wants_decoding).then(|| Place::behind(running))
         })
     }
 
-    fn gather(&mut self, queues: &mut Queues, place: impl Fn(&Running, bool) -> Option<Place>) -> Plan {
+    fn gather(
+        &mut self,
+        queues: &mut Queues,
+        side: &mut SideTables,
+        place: impl Fn(&Running, bool) -> Option<Place>,
+    ) -> Plan {
         self.rows.clear();
         self.ids.clear();
         self.logit_rows.clear();
@@ -139,7 +154,7 @@ impl StepParts {
         for wants_decoding in [true, false] {
             for running in queues.running.iter_mut().flatten() {
                 if let Some(place) = place(running, wants_decoding).filter(|place| place.share.n_tokens > 0) {
-                    attention_pairs += self.add(running, &place);
+                    attention_pairs += self.add(running, &place, side);
                 }
             }
             if wants_decoding {
@@ -159,7 +174,7 @@ impl StepParts {
     }
 
     /// Returns query length times context length.
-    fn add(&mut self, running: &mut Running, place: &Place) -> u64 {
+    fn add(&mut self, running: &mut Running, place: &Place, side: &mut SideTables) -> u64 {
         let (body, active) = running.parts_mut();
         let &Place { computed, share, len, next_prompt_logits } = place;
         let query_start = self.ids.len() as u32;
@@ -207,18 +222,40 @@ impl StepParts {
             }
             // What the device can sample behind the text, it can behind guesses: `min_tokens` are nearer there.
             let host_only = match &body.guide {
-                Guide::Free => HostOnly::of(&body.sampling, len - body.prompt_tokens),
+                Guide::Free => HostOnly::of(&body.sampling, &body.side, len - body.prompt_tokens, side.exist()),
                 Guide::Here(_) | Guide::Lent => Some(HostOnly::Constraint),
             };
             match host_only {
                 Some(reason) => self.leave_to_host(reason),
-                None => {
-                    let n_guesses = rows.len() as u32 - 1;
-                    (0..=n_guesses).for_each(|n| self.sample(&body.sampling, active.lease.row(), len, n));
-                }
+                None => self.sample_chain(running, len, rows.len() as u32 - 1, side),
             }
         }
-        u64::from(n_tokens) * u64::from(end) + self.add_branches(running)
+        u64::from(n_tokens) * u64::from(end) + self.add_branches(running, side)
+    }
+
+    /// Records for the rows behind a text of `len` tokens and behind each of the guesses on the chain.
+    fn sample_chain(&mut self, running: &mut Running, len: u32, n_guesses: u32, side: &mut SideTables) {
+        if !self.relays || self.host_only.is_some() {
+            return;
+        }
+        let (body, active) = running.parts_mut();
+        let text = SideText {
+            id: body.id,
+            params: &body.sampling,
+            history: &body.history,
+            tokens: &body.tokens,
+            prompt_tokens: body.prompt_tokens,
+            len,
+        };
+        let of_request = &mut body.side;
+        let Some(own) = side.behind_text(&text, of_request) else { return self.leave_to_host(HostOnly::SideRows) };
+        self.own_handles = own;
+        self.sample(text.params, active.lease.row(), len, 0, own);
+        for n in 1..=n_guesses {
+            let handles = side.behind_guesses(&text, of_request, own, &body.drafts.ids[..n as usize]);
+            let Some(handles) = handles else { return self.leave_to_host(HostOnly::SideRows) };
+            self.sample(text.params, active.lease.row(), len, n, handles);
+        }
     }
 
     fn leave_to_host(&mut self, reason: HostOnly) {
@@ -228,17 +265,15 @@ impl StepParts {
     }
 
     /// A record for the next row of logits: of the token behind a text of `len` tokens and `n` guesses.
-    fn sample(&mut self, sampling: &SamplingParams, table_row: u32, len: u32, n: u32) {
-        if self.relays && self.host_only.is_none() {
-            let slot = if n == 0 { relay_slot(table_row) } else { self.unread_slots + self.samples.len() as u32 };
-            let position = if seeded!(GuessIsSampledAtTheBase) { len } else { len + n };
-            self.samples.push(device::record(sampling, position, slot));
-        }
+    fn sample(&mut self, sampling: &SamplingParams, table_row: u32, len: u32, n: u32, handles: Handles) {
+        let slot = if n == 0 { relay_slot(table_row) } else { self.unread_slots + self.samples.len() as u32 };
+        let position = if seeded!(GuessIsSampledAtTheBase) { len } else { len + n };
+        self.samples.push(device::record(sampling, position, slot, handles));
     }
 
     /// A row for each side branch: the request's own tokens again, the guesses it shares, and its own guesses. Their cache
     /// rows lie behind those of the request's row and of the branches before.
-    fn add_branches(&mut self, running: &mut Running) -> u64 {
+    fn add_branches(&mut self, running: &mut Running, side: &mut SideTables) -> u64 {
         let (body, active) = running.parts_mut();
         let len = body.len();
         let own = &body.tokens[active.computed as usize..];
@@ -264,7 +299,24 @@ impl StepParts {
             let end = query_start + query_len;
             self.logit_rows.extend(end - branch.ids.len() as u32..end);
             for n in branch.fork + 1..=branch.depth() {
-                self.sample(&body.sampling, active.lease.row(), len, n);
+                if !self.relays || self.host_only.is_some() {
+                    break;
+                }
+                self.path.clear();
+                self.path.extend_from_slice(&chain[..branch.fork as usize]);
+                self.path.extend_from_slice(&branch.ids[..(n - branch.fork) as usize]);
+                let text = SideText {
+                    id: body.id,
+                    params: &body.sampling,
+                    history: &body.history,
+                    tokens: &body.tokens,
+                    prompt_tokens: body.prompt_tokens,
+                    len,
+                };
+                match side.behind_guesses(&text, &body.side, self.own_handles, &self.path) {
+                    Some(handles) => self.sample(&body.sampling, active.lease.row(), len, n, handles),
+                    None => self.leave_to_host(HostOnly::SideRows),
+                }
             }
             offset += if seeded!(BranchesShareCacheRows) { 0 } else { query_len };
             self.branch_tokens += query_len;

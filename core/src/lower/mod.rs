@@ -111,6 +111,8 @@ pub struct Lowered {
     pub vocab: u32,
     /// Where in the output arena the outputs `chosen` and `logprobs` of the op `sample` lie, if the device samples.
     pub sampled: Option<[u64; 2]>,
+    /// Where the side tables of that op lie in the table arena, and the words of their rows, if it has them.
+    pub side: Option<[(u64, u32); 3]>,
     /// How each public op was resolved, for people.
     pub resolutions: Vec<Resolution>,
 }
@@ -153,6 +155,7 @@ pub fn lower(
                     }
                 }
                 Ref::Relay => (tensor.binding, tensor.offset) = (TS_BIND_TABLES, layout.relay),
+                Ref::Side { table } => (tensor.binding, tensor.offset) = (TS_BIND_TABLES, layout.side[table].0),
                 Ref::Cache { component, tensor: t } => {
                     (tensor.binding, tensor.offset) = (TS_BIND_CACHE, layout.cache[component][t]);
                 }
@@ -171,6 +174,7 @@ pub fn lower(
         table_bytes: layout.table_bytes,
         output_bytes: outputs.bytes,
         vocab: vocab as u32,
+        side: (graph.side_rows > 0).then_some(layout.side),
         sampled: graph.sampled.map(|values| values.map(|v| outputs.offset(v).expect("an output"))),
         resolutions,
     })
@@ -231,13 +235,22 @@ struct Layout {
     tables: Vec<u64>,
     /// Of the relay slots, behind the tables.
     relay: u64,
+    /// Of the side tables behind those, and words of their rows.
+    side: [(u64, u32); 3],
     cache_bytes: u64,
     table_bytes: u64,
 }
 
 impl Layout {
     fn new(graph: &Graph, capacity: &Capacity, alignment: u64) -> Self {
-        let mut layout = Layout { cache: Vec::new(), tables: Vec::new(), relay: 0, cache_bytes: 0, table_bytes: 0 };
+        let mut layout = Layout {
+            cache: Vec::new(),
+            tables: Vec::new(),
+            relay: 0,
+            side: [(0, 0); 3],
+            cache_bytes: 0,
+            table_bytes: 0,
+        };
         for component in 0..graph.components.len() {
             let n = cache_tensors(&graph.components[component].kind).len();
             let offsets = (0..n).map(|tensor| {
@@ -255,6 +268,13 @@ impl Layout {
         layout.relay = layout.table_bytes;
         if graph.sampled.is_some() {
             layout.table_bytes += operand(graph, capacity, Ref::Relay).bytes().next_multiple_of(alignment);
+        }
+        if graph.side_rows > 0 {
+            for table in 0..3 {
+                let rows = operand(graph, capacity, Ref::Side { table });
+                layout.side[table] = (layout.table_bytes, rows.row_len() as u32);
+                layout.table_bytes += rows.bytes().next_multiple_of(alignment);
+            }
         }
         layout
     }
@@ -304,6 +324,12 @@ fn operand(graph: &Graph, capacity: &Capacity, reference: Ref) -> Tensor {
         Ref::Relay => {
             let slots = 1 + u64::from(capacity.table_rows) + u64::from(capacity.logit_rows);
             Tensor::new(DType::I32, Vary::Fixed, &[slots])
+        }
+        // Row 0 is nobody's.
+        Ref::Side { table } => {
+            let width = graph.logits.map_or(0, |logits| graph.values[logits].inner.iter().product::<u64>());
+            let (dtype, width) = [(DType::U32, width), (DType::F32, width), (DType::U32, width.div_ceil(32))][table];
+            Tensor::new(dtype, Vary::Fixed, &[1 + u64::from(graph.side_rows), width])
         }
         Ref::Table { .. } => {
             Tensor::new(DType::U32, Vary::Fixed, &[capacity.table_rows.into(), capacity.blocks_per_row.into()])

@@ -1,9 +1,9 @@
 //! Rows that the device samples: what its op `sample` is told of a request, and what it says back.
 //!
-//! The engine leaves to the device what a fixed record says in full. Whatever else a request may ask for keeps its steps with
-//! the host's sampler, by [`HostOnly`]: the op has side tables for biases, counts and masks, but filling them takes memory the
-//! size of the vocabulary per request, and a grammar's mask follows from the very token that the host has not seen. Rejected:
-//! leaving the host's rows out of steps that the device samples. They would come every other step.
+//! The engine leaves to the device what a fixed record says in full, and what rows of the op's side tables say ([`super::side`]). Whatever
+//! else a request may ask for keeps its steps with the host's sampler, by [`HostOnly`]: a grammar's masks are made while the device
+//! runs the step, and sampling is the end of that same program. Rejected: leaving the host's rows out of steps that the device
+//! samples. They would come every other step.
 //!
 //! Rows behind guesses are sampled before anybody knows whether their guesses are right, and the engine then looks at those that
 //! are: a draw depends on seed and position alone, never on what was drawn before.
@@ -13,7 +13,10 @@ use tokenspeed_backend_api::{
     catalogue::{CHOSEN_WIDTH, LOGPROBS_WIDTH},
 };
 
-use super::{Choice, SampleError};
+use super::{
+    Choice, SampleError,
+    side::{Handles, Side},
+};
 use crate::request::{SamplingParams, TokenLogprobs};
 
 /// Why the host samples a row.
@@ -23,12 +26,14 @@ pub enum HostOnly {
     Constraint,
     /// `prompt_logprobs` are read from the logits.
     PromptLogprobs,
-    /// `logit_bias`, `allowed_token_ids` or `bad_words` change logits.
+    /// `logit_bias`, `allowed_token_ids` or `bad_words` change logits, and the device has no side tables; or an id has two biases.
     Bias,
-    /// So do penalties.
+    /// So do penalties, without side tables.
     Penalties,
-    /// Before `min_tokens`, ids that end the answer are masked.
+    /// Before `min_tokens`, ids that end the answer are masked; without side tables, by the host.
     MinTokens,
+    /// The side tables have no row left.
+    SideRows,
     /// More alternatives are asked for than the device reports.
     Logprobs,
     /// The device samples nothing: so it was decided when the engine was made, or the backend cannot.
@@ -37,7 +42,7 @@ pub enum HostOnly {
 
 impl HostOnly {
     /// How many there are.
-    pub const COUNT: usize = 7;
+    pub const COUNT: usize = 8;
     /// All of them, in the order of [`HostOnly::index`].
     pub const ALL: [Self; Self::COUNT] = [
         Self::Constraint,
@@ -45,6 +50,7 @@ impl HostOnly {
         Self::Bias,
         Self::Penalties,
         Self::MinTokens,
+        Self::SideRows,
         Self::Logprobs,
         Self::Device,
     ];
@@ -62,20 +68,20 @@ impl HostOnly {
             Self::Bias => "bias",
             Self::Penalties => "penalties",
             Self::MinTokens => "min_tokens",
+            Self::SideRows => "side_rows",
             Self::Logprobs => "logprobs",
             Self::Device => "device",
         }
     }
 
-    /// Of a row behind `n_generated` tokens of a request without constraint; `None` if the device can sample it.
-    pub fn of(params: &SamplingParams, n_generated: u32) -> Option<Self> {
-        let has_penalties =
-            params.repetition_penalty != 1.0 || params.frequency_penalty != 0.0 || params.presence_penalty != 0.0;
-        if params.allowed_token_ids.is_some() || !params.bad_words.is_empty() || !params.logit_bias.is_empty() {
+    /// Of a row behind `n_generated` tokens of a request without constraint; `None` if the device can sample it, with the help of
+    /// side tables if it has them.
+    pub fn of(params: &SamplingParams, side: &Side, n_generated: u32, has_tables: bool) -> Option<Self> {
+        if side.adds_twice || !has_tables && side.changes_logits() {
             Some(Self::Bias)
-        } else if has_penalties {
+        } else if !has_tables && side.has_counts {
             Some(Self::Penalties)
-        } else if n_generated < params.min_tokens {
+        } else if !has_tables && n_generated < params.min_tokens {
             Some(Self::MinTokens)
         } else if params.logprobs.is_some_and(|k| k as usize > TS_TOP_LOGPROBS_MAX) {
             Some(Self::Logprobs)
@@ -85,20 +91,26 @@ impl HostOnly {
     }
 }
 
-/// The record of a row that the device can sample: of the token at `position`, for `relay_slot`.
-pub fn record(params: &SamplingParams, position: u32, relay_slot: u32) -> ts_sample {
+/// The record of a row that the device can sample: of the token at `position`, for `relay_slot`, with these rows of the side
+/// tables.
+pub fn record(params: &SamplingParams, position: u32, relay_slot: u32, handles: Handles) -> ts_sample {
+    let [counts_handle, bias_handle, mask_handle] = handles;
     ts_sample {
         temperature: params.temperature,
         top_p: params.top_p,
         min_p: params.min_p,
-        repetition_penalty: 1.0,
+        repetition_penalty: params.repetition_penalty,
+        frequency_penalty: params.frequency_penalty,
+        presence_penalty: params.presence_penalty,
         top_k: params.top_k,
         n_logprobs: params.logprobs.map_or(0, |k| k + 1),
         seed: params.seed,
         position,
         sample_index: params.sample_index,
+        counts_handle,
+        bias_handle,
+        mask_handle,
         relay_slot,
-        ..ts_sample::default()
     }
 }
 

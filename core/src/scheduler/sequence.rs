@@ -9,7 +9,7 @@ use crate::{
     cache::{index::FoundPath, lease::Lease, memory::Memory, namespace::Namespace},
     grammar::Guide,
     request::{RequestId, SamplingParams, TokenLogprobs, Usage},
-    sampler::History,
+    sampler::{History, side::Side},
     scheduler::marks::Mark,
     speculation::drafts::Drafts,
 };
@@ -34,6 +34,8 @@ pub struct Body {
     pub max_len: u32,
     /// Counts for the penalties.
     pub history: History,
+    /// What it needs of the device's side tables.
+    pub side: Side,
     /// Who it may share prefixes with.
     pub namespace: Namespace,
     /// Hash chain over its whole pages, as far as it was needed.

@@ -118,7 +118,7 @@ impl<'a> Walker<'a> {
             Ref::Weight(i) => self.weights.get_mut(&graph.weights[i].name).expect("loaded before"),
             Ref::Cache { component, tensor } => &mut self.caches[component][tensor],
             Ref::Table { component } => &mut self.tables[component],
-            Ref::Relay => unreachable!("drafts are not sampled on the device"),
+            Ref::Relay | Ref::Side { .. } => unreachable!("drafts are not sampled on the device"),
         }
     }
 
@@ -152,7 +152,7 @@ impl<'a> Walker<'a> {
                 self.cache(kind, &tensors(kind)[tensor])
             }
             Ref::Table { .. } => Tensor::new(DType::U32, Vary::Fixed, &[self.rows, self.blocks_per_row]),
-            Ref::Relay => unreachable!("drafts are not sampled on the device"),
+            Ref::Relay | Ref::Side { .. } => unreachable!("drafts are not sampled on the device"),
         }
     }
 }

@@ -80,7 +80,7 @@ impl<'a> Host<'a> {
                     Ref::Weight(i) => &self.weights[&graph.weights[i].name],
                     Ref::Cache { component, tensor } => &self.caches[component][tensor],
                     Ref::Table { component } => &self.tables[component],
-                    Ref::Relay => unreachable!("models do not sample"),
+                    Ref::Relay | Ref::Side { .. } => unreachable!("models do not sample"),
                 };
                 let tensor = tensor(graph, *r, &view);
                 assert_eq!(bytes.len() as u64, tensor.bytes(), "{}", op.label);
@@ -100,7 +100,7 @@ impl<'a> Host<'a> {
                     Ref::Weight(_) => {}
                     Ref::Cache { component, tensor } => self.caches[component][tensor] = bytes,
                     Ref::Table { component } => self.tables[component] = bytes,
-                    Ref::Relay => unreachable!("models do not sample"),
+                    Ref::Relay | Ref::Side { .. } => unreachable!("models do not sample"),
                 }
             }
         }
@@ -181,6 +181,6 @@ fn tensor(graph: &Graph, r: Ref, step: &StepView<'_>) -> Tensor {
             cache(kind, &tensors(kind)[tensor])
         }
         Ref::Table { .. } => Tensor::new(DType::U32, Vary::Fixed, &[ROWS, BLOCKS_PER_ROW]),
-        Ref::Relay => unreachable!("models do not sample"),
+        Ref::Relay | Ref::Side { .. } => unreachable!("models do not sample"),
     }
 }

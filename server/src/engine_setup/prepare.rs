@@ -67,6 +67,8 @@ pub(super) struct Prepared {
     pub frontend: Arc<dyn TextFrontend>,
     /// Why the host samples; empty if the device does.
     host_samples: String,
+    /// Why the device samples without side tables; empty if it has them.
+    no_side_tables: String,
     /// The model that guesses, and where its graphs are.
     draft: Option<(Draft, [usize; 2])>,
 }
@@ -114,18 +116,34 @@ impl Prepared {
         let mut host_samples = String::new();
         let smallest = Capacity { blocks: request.blocks_min, ..capacity };
         let n_sampled = if engine.speculation.is_some() && has_state(&model) { 2 } else { 1 };
-        match sampling::on_device(options, shape, &engine, &device, &graphs[..n_sampled], smallest) {
-            Ok(sampling) => {
+        let side_rows = sampling::side_rows(&engine, budget_bytes);
+        let mut no_side_tables = String::new();
+        let of_host = graphs[..n_sampled].to_vec();
+        match sampling::on_device(options, shape, &engine, &device, &of_host, smallest, side_rows) {
+            Ok((sampling, side)) => {
                 graphs.splice(..n_sampled, sampling);
                 engine.relay = true;
+                match side {
+                    Ok(n) => engine.side_rows = n,
+                    Err(why) => no_side_tables = why,
+                }
             }
             Err(why) => host_samples = why,
         }
-        let refs: Vec<&Graph> = graphs.iter().collect();
-        let plan = |device: &Device, request| {
+        let plan = |graphs: &[Graph], device: &Device, request| {
+            let refs: Vec<&Graph> = graphs.iter().collect();
             plan_memory(&refs, capacity, alignment, request, &mut |desc: &OpDesc, label: &str| ask(device, desc, label))
         };
-        let mut planned = plan(&device, request);
+        let mut planned = plan(&graphs, &device, request);
+        // Of what is too much, side tables can be done without.
+        if planned.is_err()
+            && std::mem::take(&mut engine.side_rows) > 0
+            && let Ok((sampling, _)) = sampling::on_device(options, shape, &engine, &device, &of_host, smallest, 0)
+        {
+            graphs.splice(..n_sampled, sampling);
+            sampling::NO_MEMORY.clone_into(&mut no_side_tables);
+            planned = plan(&graphs, &device, request);
+        }
         let mut experts = None;
         if let Err(error) = &planned
             && device.host_mapped()
@@ -134,7 +152,7 @@ impl Prepared {
             let mut backend_options = backend_options(options);
             backend_options.push(budget.option());
             device = backend::open(&backend, &backend_options)?;
-            planned = plan(&device, budget.adjust(request));
+            planned = plan(&graphs, &device, budget.adjust(request));
             experts = Some(budget);
         }
         let (lowered, memory) = planned.map_err(|e| {
@@ -165,6 +183,7 @@ impl Prepared {
             engine,
             frontend,
             host_samples,
+            no_side_tables,
             draft,
         })
     }
@@ -303,8 +322,15 @@ impl Prepared {
             match &self.host_samples[..] {
                 "" => {
                     let unless = if e.speculation.is_some() { " where nobody guesses" } else { "" };
-                    let host = "constraints, penalties, biases, min_tokens and prompt_logprobs";
-                    format!("on the device, tokens go to the next step there{unless}; by the host for {host}")
+                    let host = match &self.no_side_tables[..] {
+                        "" => "constraints and prompt_logprobs".to_owned(),
+                        why => format!("constraints, penalties, biases, min_tokens and prompt_logprobs ({why})"),
+                    };
+                    let tables = match e.side_rows {
+                        0 => String::new(),
+                        n => format!(" with {n} rows of side tables"),
+                    };
+                    format!("on the device{tables}, tokens go to the next step there{unless}; by the host for {host}")
                 }
                 why => format!("by the host ({why})"),
             },

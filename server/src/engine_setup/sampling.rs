@@ -13,7 +13,8 @@ use super::prepare::{Shape, ask};
 use crate::cli::engine_options::{EngineOptions, SchedulingPolicy};
 
 /// These graphs with rows that the device samples, or why the host does. `graphs`: of the forward pass, and of the pass that
-/// checks guesses, if there is one; it must sample both or none.
+/// checks guesses, if there is one; it must sample both or none. With them, the rows of their side tables, `side_rows` if the
+/// backend takes them, or why there are none.
 pub(super) fn on_device(
     options: &EngineOptions,
     shape: Shape,
@@ -21,7 +22,8 @@ pub(super) fn on_device(
     device: &Device,
     graphs: &[Graph],
     capacity: Capacity,
-) -> Result<Vec<Graph>, String> {
+    side_rows: u32,
+) -> Result<Sampling, String> {
     let why_not = [
         (matches!(shape, Shape::Logits(_)), "logits are asked for"),
         (options.host_sampling, "--host-sampling"),
@@ -34,11 +36,40 @@ pub(super) fn on_device(
     if let Some((_, why)) = why_not.into_iter().find(|(applies, _)| *applies) {
         return Err(why.to_owned());
     }
-    let sampling = |graph: &Graph| {
-        let graph = graph.with_sampling(engine.tokenizer_vocab_size).ok_or("the model has no embedding of its own")?;
-        let mut support = |desc: &OpDesc, label: &str| ask(device, desc, label);
-        lower(&graph, capacity, device.alignment(), &mut support).map_err(|error| error.to_string())?;
-        Ok(graph)
+    let sampling = |side_rows: u32| {
+        let sampling = |graph: &Graph| {
+            let n_ids = engine.tokenizer_vocab_size;
+            let graph = graph.with_sampling(n_ids, side_rows).ok_or("the model has no embedding of its own")?;
+            let mut support = |desc: &OpDesc, label: &str| ask(device, desc, label);
+            lower(&graph, capacity, device.alignment(), &mut support).map_err(|error| error.to_string())?;
+            Ok(graph)
+        };
+        graphs.iter().map(sampling).collect::<Result<Vec<Graph>, String>>()
     };
-    graphs.iter().map(sampling).collect()
+    let without = match side_rows {
+        0 => NO_MEMORY.to_owned(),
+        n => match sampling(n) {
+            Ok(graphs) => return Ok((graphs, Ok(n))),
+            Err(why) => why,
+        },
+    };
+    Ok((sampling(0)?, Err(without)))
+}
+
+/// Graphs with sampling, and the rows of their side tables, or why they have none.
+type Sampling = (Vec<Graph>, Result<u32, String>);
+
+/// Why there are no side tables, if the backend has nothing against them.
+pub(super) const NO_MEMORY: &str = "no memory for side tables";
+/// Most rows of the side tables.
+const SIDE_ROWS_MAX: u32 = 256;
+/// One part in so many of the memory is for side tables.
+const SIDE_SHARE: u64 = 256;
+
+/// Rows of side tables that so much memory is good for: one for each row of logits, if that is not too much. A row of each table
+/// takes eight bytes and a bit per id.
+pub(super) fn side_rows(engine: &EngineConfig, budget_bytes: u64) -> u32 {
+    let row_bytes = u64::from(engine.vocab_size) * 8 + u64::from(engine.vocab_size) / 8;
+    let affordable = budget_bytes / SIDE_SHARE / row_bytes.max(1);
+    engine.max_logit_rows.min(SIDE_ROWS_MAX).min(u32::try_from(affordable).unwrap_or(u32::MAX))
 }

@@ -11,6 +11,8 @@ pub enum Check {
     Page,
     /// A recurrent state is not the one of this history, or a slot is used twice.
     State,
+    /// A row of the side tables does not say what its request asks for.
+    Side,
     /// Values of a step went to the wrong place on their way to the logits.
     Flow,
     /// A request heard something else than alone.

@@ -14,6 +14,7 @@ mod ops;
 mod recurrent;
 mod relay;
 mod rows;
+mod side;
 
 use tokenspeed_backend_api::{
     abi::TS_TIER_FUSED,

@@ -86,6 +86,10 @@ pub struct Tally {
     pub sampled: u64,
     /// The same, behind guesses.
     pub sampled_guesses: u64,
+    /// Rows sampled on the device with the help of side tables.
+    pub side_rows: u64,
+    /// The same, behind guesses, with counts of their own.
+    pub side_guesses: u64,
     /// Right guesses that the device sampled.
     pub accepted_on_device: u64,
     /// Requests refused because too many waited.
@@ -158,6 +162,8 @@ impl std::ops::AddAssign for Tally {
         self.relayed_unguessed += o.relayed_unguessed;
         self.sampled += o.sampled;
         self.sampled_guesses += o.sampled_guesses;
+        self.side_rows += o.side_rows;
+        self.side_guesses += o.side_guesses;
         self.accepted_on_device += o.accepted_on_device;
         self.refused += o.refused;
         self.state_moves += o.state_moves;

@@ -55,6 +55,7 @@ pub fn scenario(seed: u64) -> Scenario {
     add_grammars(seed, &mut arrivals, mood);
     add_early_aborts(seed, &mut arrivals, mood);
     leave_to_the_device(seed, &config, &mut arrivals);
+    use_side_tables(seed, &config, &mut arrivals);
     let mut wire = wire(seed);
     if mood == Mood::Returning {
         (wire.delay, wire.trouble) = (wire.delay.min(5), 0);
@@ -137,7 +138,7 @@ struct Feature {
 
 /// What a seed switches on or leaves off, each drawn from a stream of its own: one more at the end changes nothing in the
 /// seeds that do not have it.
-const FEATURES: [Feature; 8] = [
+const FEATURES: [Feature; 9] = [
     // A second paged component.
     Feature {
         one_in: |_| 3,
@@ -225,6 +226,11 @@ const FEATURES: [Feature; 8] = [
     Feature {
         one_in: |mood| if mood == Mood::Guessing { 1 } else { 2 },
         add: |rng, config| config.relay = config.host_pages == 0 || rng.one_in(2),
+    },
+    // It does so with side tables, which have rows for all or for a few.
+    Feature {
+        one_in: |_| 2,
+        add: |rng, config| config.side_rows = if config.relay { rng.pick(&[2, 7, 200, 200]) } else { 0 },
     },
 ];
 
@@ -476,6 +482,30 @@ fn leave_to_the_device(seed: u64, config: &EngineConfig, arrivals: &mut [Arrival
             s.logit_bias.clear();
             s.bad_words.clear();
         }
+    }
+}
+
+/// Where there are side tables, half of the seeds need nothing of the host but what these cannot say.
+fn use_side_tables(seed: u64, config: &EngineConfig, arrivals: &mut [Arrival]) {
+    let rng = &mut Rng::new(seed, 12);
+    if config.side_rows == 0 || !rng.one_in(2) {
+        return;
+    }
+    let (n_ids, leaves_grammars) = (config.tokenizer_vocab_size, rng.one_in(4));
+    for arrival in arrivals {
+        if !leaves_grammars {
+            arrival.grammar = None;
+        }
+        let s = &mut arrival.sampling;
+        s.prompt_logprobs = None;
+        let [a, b, c] = [(); 3].map(|()| rng.below(n_ids));
+        s.repetition_penalty = rng.pick(&[1.0, 1.0, 1.3]);
+        s.frequency_penalty = rng.pick(&[0.0, 0.0, 0.5, -0.5]);
+        s.presence_penalty = rng.pick(&[0.0, 0.0, 0.5]);
+        s.logit_bias = rng.pick(&[vec![], vec![], vec![(a, 2.0)], vec![(b, -100.0), (a, 1.5)]]);
+        s.bad_words = rng.pick(&[vec![], vec![], vec![vec![b]], vec![vec![b, c], vec![a]]]);
+        s.allowed_token_ids = rng.pick(&[None, None, None, Some(vec![a, b, c])]);
+        s.min_tokens = rng.pick(&[0, 0, 2, 4]).min(s.max_tokens);
     }
 }
 

@@ -47,7 +47,7 @@ pub fn graph(config: &EngineConfig, pass: Pass) -> Graph {
     }
     match pass {
         Pass::Forward | Pass::Verify if config.relay => {
-            b.g.with_sampling(config.tokenizer_vocab_size).expect("it has an embedding and logits")
+            b.g.with_sampling(config.tokenizer_vocab_size, config.side_rows).expect("it has an embedding and logits")
         }
         _ => b.g,
     }

@@ -35,8 +35,8 @@ pub fn hunt(bug: Bug, from: u64, seeds: u64) -> Option<Found> {
 /// The checks that may find a bug first, as in `docs/reliability.md`.
 pub fn expected(bug: Bug) -> &'static [Check] {
     use Check::{
-        Assertion, Baseline, Conservation, Events, Heard, Hit, Order, Page, Progress, Refusal, State, Step, Table,
-        Thrash, Tier,
+        Assertion, Baseline, Conservation, Events, Heard, Hit, Order, Page, Progress, Refusal, Side, State, Step,
+        Table, Thrash, Tier,
     };
     match bug {
         Bug::JointMatchTakesPagesOnly
@@ -70,6 +70,11 @@ pub fn expected(bug: Bug) -> &'static [Check] {
         Bug::BranchLogitsAreTheChains => &[Heard],
         Bug::RelaySlotIsAnothers | Bug::GuessIsSampledAtTheBase => &[Step],
         Bug::LogprobsOfTheFirstRowForAll | Bug::ForwardPassDecidesWhoSamples => &[Heard],
+        Bug::CountsOfTheRowBefore
+        | Bug::RightGuessesAreNotCounted
+        | Bug::BiasOfTheNeighbour
+        | Bug::MaskOutlivesMinTokens
+        | Bug::SideRowKeepsItsPast => &[Side],
         Bug::WastedTokenIsHeard => &[Heard, Baseline],
         Bug::FreedBeforeTheStepBehind => &[Table],
         Bug::DraftRowsOutliveTheirPage => &[Page],
@@ -85,10 +90,8 @@ pub fn expected(bug: Bug) -> &'static [Check] {
         | Bug::SnapshotIsEvictedWhileRead
         | Bug::SnapshotOutlivesItsPages => &[Conservation],
         Bug::AbortIsNotCounted | Bug::NamespaceIsNeverForgotten | Bug::FlushIgnoresRunningRequests => &[Baseline],
-        Bug::PromptRowsShiftTheSample
-        | Bug::LengthHidesStop
-        | Bug::FirstTokenIsNotPenalised
-        | Bug::CachedTokensAreOverwritten => &[Heard],
+        Bug::PromptRowsShiftTheSample | Bug::LengthHidesStop | Bug::CachedTokensAreOverwritten => &[Heard],
+        Bug::FirstTokenIsNotPenalised => &[Heard, Side],
         Bug::RemovalIsNotAnnounced | Bug::AnnouncedParentIsWrong => &[Events],
         Bug::CopyIsFoundBeforeItEnds | Bug::BadCopyIsKept => &[Tier],
         Bug::FailedCopyIsBelieved => &[Tier, Page, State],

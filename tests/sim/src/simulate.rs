@@ -374,8 +374,9 @@ impl<'s> Simulation<'s> {
         })?;
         let mut world = self.registered.world.lock();
         world.truths.retain(|id, _| holders.iter().any(|holder| holder.id == *id) || !ears.asked[id].is_over);
-        let World { ahead, truths, .. } = &mut *world;
+        let World { ahead, truths, wishes, .. } = &mut *world;
         ahead.retain(|id, _| truths.contains_key(id));
+        wishes.retain(|id, _| truths.contains_key(id));
         drop(world);
         self.promises.looked_at(&metrics);
         self.promises.ended(ears);

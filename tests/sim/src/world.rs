@@ -10,7 +10,10 @@ use std::{
 };
 
 use tokenspeed_backend_api::abi::ts_step_row;
-use tokenspeed_core::{engine::Pass, request::RequestId};
+use tokenspeed_core::{
+    engine::Pass,
+    request::{RequestId, SamplingParams},
+};
 
 use crate::{
     check::{Check, Failure},
@@ -114,6 +117,17 @@ pub(crate) struct Relayed {
     pub token: u32,
 }
 
+/// What a request asks of the sampler, for those who check the side tables.
+#[derive(Clone, Debug, Default)]
+pub struct Wishes {
+    /// As submitted.
+    pub sampling: SamplingParams,
+    /// Tokens of its prompt.
+    pub prompt_tokens: usize,
+    /// Ids that end its answer.
+    pub eos_ids: Vec<u32>,
+}
+
 /// What the device knows about a page of a component.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PageNotes {
@@ -132,6 +146,8 @@ pub struct World {
     pub sizes: Sizes,
     /// Histories of all requests that have not ended, or are still in a step.
     pub truths: BTreeMap<RequestId, Truth>,
+    /// What requests ask of the sampler; nothing, if they are not here.
+    pub wishes: BTreeMap<RequestId, Wishes>,
     /// Histories with the guesses of the turn that runs behind them, by the offset of their branch; 0 is the chain.
     pub(crate) guessed: BTreeMap<(RequestId, u32), Truth>,
     /// What the draft guessed since it last went over a request's text.
@@ -179,6 +195,10 @@ pub struct World {
     pub n_sampled: u64,
     /// The same, behind guesses.
     pub n_sampled_guesses: u64,
+    /// Rows sampled with the help of side tables.
+    pub n_side_rows: u64,
+    /// The same, behind guesses, with counts of their own.
+    pub n_side_guesses: u64,
     /// Steps that ran.
     pub n_steps: u64,
     /// Rows that went on in another state slot than they came from.
@@ -219,6 +239,7 @@ impl World {
         Self {
             sizes,
             truths: BTreeMap::new(),
+            wishes: BTreeMap::new(),
             guessed: BTreeMap::new(),
             ahead: BTreeMap::new(),
             draft_ids: Vec::new(),
@@ -242,6 +263,8 @@ impl World {
             relayed: BTreeMap::new(),
             n_sampled: 0,
             n_sampled_guesses: 0,
+            n_side_rows: 0,
+            n_side_guesses: 0,
             n_steps: 0,
             n_state_moves: 0,
             n_replays: 0,

@@ -1,6 +1,6 @@
 //! Sampling on the device, and the slots that its tokens wait in for the next step.
 //!
-//! Tokens are sampled by the catalogue's reference. The device remembers whose token is in which slot, and for which position;
+//! Tokens are sampled by the catalogue's reference, with side tables that were looked at before ([`side`]). The device remembers whose token is in which slot, and for which position;
 //! a row that takes its token from a slot must be of that request and at that position. What rows behind guesses leave in slots is
 //! nobody's token yet: those slots must be none that a request has.
 
@@ -15,6 +15,7 @@ use super::{
     memory::{cut, view},
     ops::{Outcome, fail},
     rows::holder_of,
+    side,
 };
 use crate::{
     check::Check,
@@ -48,6 +49,7 @@ impl Sampler {
 
     pub fn run(&self, world: &mut World, step: &StepView<'_>) -> Outcome {
         let views: Vec<View> = self.views.iter().map(|view| cut(view, step)).collect();
+        side::check(world, step, &views)?;
         let call = Call { attrs: self.attrs, operands: &views, step: *step };
         (catalogue::entry(OpKind::Sample).reference)(&call, Part::WHOLE);
         let mut slots: Vec<u32> = step.samples.iter().map(|sample| sample.relay_slot).collect();

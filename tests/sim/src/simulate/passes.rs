@@ -57,6 +57,11 @@ impl Simulation<'_> {
     pub(super) fn compute(&mut self, plan: &Plan, fault: Option<FaultyPass>) -> Result<Result<(), String>, Failure> {
         let fault_of = |pass| FaultyPass::of(fault, pass, plan, &self.scenario.config);
         let mut result = Ok(());
+        let side = self.engine.side_updates();
+        if !side.is_empty() {
+            let written = self.program.write_side(side);
+            ensure(written.is_ok(), Check::Load, || format!("side tables were not written: {written:?}"))?;
+        }
         if plan.n_rows > 0 {
             self.registered.world.lock().begin_pass(Pass::Forward, plan.verify.is_none(), fault_of(Pass::Forward));
             digest(&mut self.outcome, &self.step);

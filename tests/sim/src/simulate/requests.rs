@@ -8,7 +8,7 @@ use crate::{
     check::{Check, Failure, ensure},
     ears::{Asked, EarlyEnd},
     scenario::{Arrival, Origin},
-    world::Truth,
+    world::{Truth, Wishes},
 };
 
 impl<'s> Simulation<'s> {
@@ -89,7 +89,13 @@ impl<'s> Simulation<'s> {
         // One for nothing, where the step behind was under way when it ended.
         self.steps_left += u64::from(alone.max_len(config)) + 1 + u64::from(config.relay);
         let truth = Truth::new(arrival.salt.as_deref(), &alone.request.prompt);
-        self.registered.world.lock().truths.insert(id, truth);
+        let sampling = alone.request.sampling.clone();
+        let eos_ids = if sampling.ignore_eos { Vec::new() } else { config.eos_ids.clone() };
+        let wishes = Wishes { sampling, prompt_tokens: alone.request.prompt.len(), eos_ids };
+        let mut world = self.registered.world.lock();
+        world.truths.insert(id, truth);
+        world.wishes.insert(id, wishes);
+        drop(world);
         let asked = Asked {
             label: arrival.label,
             must_hit: self.promises.must_hit(&alone.request),

@@ -33,6 +33,15 @@ impl Turn {
         (s.prompt_logprobs, s.allowed_token_ids) = (None, None);
         s.top_k = if s.temperature > 0.0 { 2 } else { 0 };
     }
+
+    /// Ask for nothing that needs the host's sampler where the device has side tables, and for everything that needs these.
+    pub fn leave_to_side_tables(&mut self) {
+        let s = &mut self.request.sampling;
+        s.prompt_logprobs = None;
+        s.presence_penalty = s.frequency_penalty / 2.0;
+        (s.logit_bias, s.min_tokens) = (vec![(5, 0.5), (9, -1.5)], s.max_tokens / 2);
+        s.bad_words = if s.seed.is_multiple_of(3) { vec![vec![6, 7], vec![11]] } else { Vec::new() };
+    }
 }
 
 impl Talks {
