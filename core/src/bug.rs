@@ -111,6 +111,7 @@ mod switch {
         FlushIgnoresRunningRequests: "A flush is accepted while requests run.",
         SnapshotIsNeverWritten: "The slot given to the cache is not the one the step wrote.",
         SnapshotIsTakenOffBoundary: "A state off the boundary is labelled with the boundary before it.",
+        SnapshotIsMislabelled: "A stored state says that it encodes a page more than it does.",
         SnapshotIsWrittenInPlace: "A request goes on in the slot of the snapshot it resumed from.",
         SnapshotIsEvictedWhileRead: "Reading a snapshot does not take it off the eviction list.",
         SnapshotOutlivesItsPages: "A page is evicted and its snapshot stays.",

@@ -22,7 +22,7 @@ pub mod memory;
 pub mod namespace;
 pub mod node;
 pub mod pool;
-mod recurrent;
+pub mod recurrent;
 pub mod snapshots;
 mod table;
 pub mod tally;

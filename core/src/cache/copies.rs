@@ -232,7 +232,7 @@ impl Memory {
             let snapshot = self.index.snapshots.get(at).filter(|_| self.index.host.states.n_total() > 0);
             let has_unit = self.index.side(at).unit.is_some();
             self.index.withdraw(at);
-            let Some(unit) = self.index.take_unit(snapshot.is_some()) else {
+            let Some(unit) = self.index.take_unit(snapshot.map(|stored| stored.tokens)) else {
                 // All of host memory is being copied to or from: later.
                 self.index.offer(at);
                 return;
@@ -244,9 +244,9 @@ impl Memory {
             }
             let snapshot = snapshot.filter(|_| unit.state.is_some());
             let state = snapshot.zip(unit.state.as_ref());
-            let state = state.map(|((slot, _), host)| Ends { device: slot, host: host.index() });
+            let state = state.map(|(stored, host)| Ends { device: stored.slot, host: host.index() });
             let host = unit.page.index();
-            let flight = Flight::Store { node: Some(at), unit, snapshot: snapshot.map(|(_, number)| number) };
+            let flight = Flight::Store { node: Some(at), unit, snapshot: snapshot.map(|stored| stored.number) };
             let place = self.copies.take_off(flight);
             let id = self.copies.order_id(place);
             self.copies.n_stores += 1;
@@ -390,7 +390,7 @@ impl Memory {
             return;
         };
         index.side_mut(at).store = NONE;
-        let is_same = |number| index.snapshots.get(at).is_some_and(|(_, now)| now == number);
+        let is_same = |number| index.snapshots.get(at).is_some_and(|now| now.number == number);
         let still_there = seeded!(StateGivenUpMeanwhileIsKept) || snapshot.is_none_or(is_same);
         // A unit that a load reads is not exchanged.
         if is_ok && still_there && index.side(at).load == NONE {
@@ -433,8 +433,11 @@ impl Memory {
                 }
             }
             if let Some(slot) = state {
+                // A unit that is read stays what it is.
+                let unit = self.index.side(node).unit.as_ref();
                 if is_usable && !self.index.has_snapshot(NodeId(node)) {
-                    self.index.store_snapshot(NodeId(node), slot);
+                    let tokens = unit.expect("it was read").state_tokens;
+                    self.index.store_snapshot(NodeId(node), slot, tokens);
                 } else {
                     self.give_state(slot);
                 }

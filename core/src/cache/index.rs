@@ -299,8 +299,8 @@ impl PrefixIndex {
         self.snapshots.is_unpinned(at)
     }
 
-    /// Store a state at the end of a page that has none.
-    pub fn store_snapshot(&mut self, NodeId(at): NodeId, slot: Handle<StateSlot>) {
+    /// Store a state of so many tokens at the end of a page that has none.
+    pub fn store_snapshot(&mut self, NodeId(at): NodeId, slot: Handle<StateSlot>, tokens: u32) {
         let mut saves = 1;
         let mut before = self.node(at).parent;
         while let Parent::Node(node) = before
@@ -309,12 +309,16 @@ impl PrefixIndex {
             saves += 1;
             before = self.node(node).parent;
         }
-        self.snapshots.store(at, slot, saves);
+        let tokens = if seeded!(SnapshotIsMislabelled) { tokens + self.page_tokens as u32 } else { tokens };
+        self.snapshots.store(at, slot, tokens, saves);
     }
 
     /// Read a stored state.
-    pub fn pin_snapshot(&mut self, NodeId(at): NodeId) -> SnapshotRef {
-        self.snapshots.pin(at)
+    ///
+    /// # Panics
+    /// If it encodes another number of tokens than expected.
+    pub fn pin_snapshot(&mut self, NodeId(at): NodeId, tokens: u32) -> SnapshotRef {
+        self.snapshots.pin(at, tokens)
     }
 
     /// Stop reading it.
@@ -328,8 +332,11 @@ impl PrefixIndex {
     }
 
     /// Take a stored state out; nobody may be reading it.
-    pub fn take_snapshot(&mut self, NodeId(at): NodeId) -> Option<Handle<StateSlot>> {
-        self.snapshots.take(at)
+    ///
+    /// # Panics
+    /// If it encodes another number of tokens than expected.
+    pub fn take_snapshot(&mut self, NodeId(at): NodeId, tokens: u32) -> Option<Handle<StateSlot>> {
+        self.snapshots.take_over(at, tokens)
     }
 
     /// Give up the least useful stored state that nobody reads.

@@ -8,7 +8,7 @@ use super::{
     namespace::Namespace,
     node::NodeId,
     pool::{Handle, Page, TableRow},
-    recurrent::RecurrentState,
+    recurrent::{RecurrentState, StateSlots},
 };
 use crate::bug::seeded;
 
@@ -19,7 +19,7 @@ pub struct Lease {
     row: Handle<TableRow>,
     state: Option<RecurrentState>,
     /// Slots that the step being planned reads and writes.
-    state_slots: (u32, u32),
+    state_slots: StateSlots,
     /// The step in flight counts as done for the state: the one behind it has been planned.
     is_state_ahead: bool,
     /// The last of the pages that are in the index, where they are held, cached and read-only.
@@ -44,7 +44,7 @@ impl Lease {
         let path = path.last().map(|&deepest| memory.index.hold(deepest));
         let own = VecDeque::with_capacity(room - published.len());
         let renumbered = Vec::with_capacity(own.capacity());
-        Self { row, state, state_slots: (0, 0), is_state_ahead: false, path, published, own, renumbered }
+        Self { row, state, state_slots: StateSlots::default(), is_state_ahead: false, path, published, own, renumbered }
     }
 
     /// Row of the block tables.
@@ -69,8 +69,8 @@ impl Lease {
         }
     }
 
-    /// (read, written) slots of the step in flight; `None` for models without recurrent state.
-    pub fn state_slots(&self) -> Option<(u32, u32)> {
+    /// State slots of the step in flight; `None` for models without recurrent state.
+    pub fn state_slots(&self) -> Option<StateSlots> {
         self.state.as_ref().map(|_| self.state_slots)
     }
 

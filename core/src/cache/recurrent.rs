@@ -26,8 +26,8 @@ use crate::bug::seeded;
 enum Current {
     /// Nothing is computed: the state is zero and nowhere.
     Start,
-    /// In own slot 0 or 1.
-    Own(usize),
+    /// In own slot 0 or 1, of so many tokens.
+    Own(usize, u32),
     /// In the prefix index.
     Shared(SnapshotRef),
 }
@@ -39,6 +39,17 @@ struct Kept {
     at: usize,
     /// Tokens it encodes.
     tokens: u32,
+}
+
+/// The slots that a step reads and writes, and the tokens that the state it reads encodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StateSlots {
+    /// 0, the scratch slot, before the first step; it is not looked at then.
+    pub read: u32,
+    /// Never 0.
+    pub write: u32,
+    /// What the state's own label says; the request's own count must agree.
+    pub tokens: u32,
 }
 
 /// A request's recurrent state.
@@ -61,21 +72,20 @@ impl RecurrentState {
         if let Some(node) = from {
             if memory.n_states_available() == 1 && memory.index.is_unpinned_snapshot(node) && memory.no_state_is_free()
             {
-                let slot = memory.index.take_snapshot(node).expect("it is there");
+                let slot = memory.index.take_snapshot(node, tokens).expect("it is there");
                 let kept = Some(Kept { at: 0, tokens });
-                return Self { own: [Some(slot), None], current: Current::Own(0), kept, writing: None };
+                return Self { own: [Some(slot), None], current: Current::Own(0, tokens), kept, writing: None };
             }
-            current = Current::Shared(memory.index.pin_snapshot(node));
+            current = Current::Shared(memory.index.pin_snapshot(node, tokens));
         }
         let slot = memory.take_state().expect("asked has_seat");
         Self { own: [Some(slot), None], current, kept: None, writing: None }
     }
 
-    /// Slots the next step reads and writes; it ends on a page boundary or not. Read is 0, the scratch slot, before the
-    /// first step: `state_tokens` is 0 then and the slot is not looked at.
-    pub fn plan(&mut self, memory: &mut Memory, ends_on_boundary: bool) -> (u32, u32) {
+    /// Slots the next step reads and writes; it ends on a page boundary or not.
+    pub fn plan(&mut self, memory: &mut Memory, ends_on_boundary: bool) -> StateSlots {
         let current = match self.current {
-            Current::Own(at) => Some(at),
+            Current::Own(at, _) => Some(at),
             Current::Start | Current::Shared(_) => None,
         };
         let kept = self.kept.map(|kept| kept.at);
@@ -96,19 +106,20 @@ impl RecurrentState {
             }
         };
         self.writing = Some(at);
-        let read = match &self.current {
-            Current::Start => 0,
-            Current::Own(at) => self.slot(*at),
-            Current::Shared(snapshot) => snapshot.slot(),
+        let (read, tokens) = match &self.current {
+            Current::Start => (0, 0),
+            Current::Own(at, tokens) => (self.slot(*at), *tokens),
+            Current::Shared(snapshot) => (snapshot.slot(), snapshot.tokens()),
         };
         let is_shared = matches!(self.current, Current::Shared(_));
-        (read, if is_shared && seeded!(SnapshotIsWrittenInPlace) { read } else { self.slot(at) })
+        let write = if is_shared && seeded!(SnapshotIsWrittenInPlace) { read } else { self.slot(at) };
+        StateSlots { read, write, tokens }
     }
 
     /// The planned step has run; its request has `computed` tokens now.
     pub fn complete(&mut self, memory: &mut Memory, computed: u32) {
         let at = self.writing.take().expect("a step was planned");
-        if let Current::Shared(snapshot) = std::mem::replace(&mut self.current, Current::Own(at)) {
+        if let Current::Shared(snapshot) = std::mem::replace(&mut self.current, Current::Own(at, computed)) {
             memory.index.unpin_snapshot(snapshot);
         }
         let is_boundary = computed.is_multiple_of(memory.page_tokens()) || seeded!(SnapshotIsTakenOffBoundary);
@@ -140,10 +151,12 @@ impl RecurrentState {
             return false;
         }
         let stored = if seeded!(SnapshotIsNeverWritten) { other } else { kept.at };
-        memory.index.store_snapshot(node, self.own[stored].take().expect("kept in it"));
+        memory.index.store_snapshot(node, self.own[stored].take().expect("kept in it"), kept.tokens);
         self.kept = None;
-        if matches!(self.current, Current::Own(at) if at == kept.at) {
-            self.current = Current::Shared(memory.index.pin_snapshot(node));
+        if let Current::Own(at, tokens) = self.current
+            && at == kept.at
+        {
+            self.current = Current::Shared(memory.index.pin_snapshot(node, tokens));
         }
         true
     }
@@ -157,7 +170,7 @@ impl RecurrentState {
             if memory.index.has_snapshot(node) {
                 memory.index.touch_snapshot(node);
             } else {
-                memory.index.store_snapshot(node, self.own[kept.at].take().expect("kept in it"));
+                memory.index.store_snapshot(node, self.own[kept.at].take().expect("kept in it"), kept.tokens);
             }
         }
         self.own.into_iter().flatten().for_each(|slot| memory.give_state(slot));
@@ -180,7 +193,7 @@ impl RecurrentState {
     pub fn pinned_node(&self) -> Option<u32> {
         match &self.current {
             Current::Shared(snapshot) => Some(snapshot.node()),
-            Current::Start | Current::Own(_) => None,
+            Current::Start | Current::Own(..) => None,
         }
     }
 }

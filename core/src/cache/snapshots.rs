@@ -1,5 +1,9 @@
 //! Stored recurrent states: which cached pages have one at their end, and which is given up first.
 //!
+//! A snapshot is labelled with the tokens it encodes, as whoever computed it counted them; whoever reads it says how many it
+//! expects, and a step's parameter block gets the label, not the request's own count: what does not agree is found before it is
+//! believed, by us or by the backend.
+//!
 //! A snapshot belongs to the node of the page it ends; it goes with that page (the cascade rule: a state without its
 //! pages resumes nothing). Without a request reading it, it may also go alone, and then recency does not decide alone:
 //! of the eight unused for longest, the one that saves the fewest pages of recomputation goes (after Marconi: states all
@@ -25,12 +29,18 @@ const CANDIDATES: usize = 8;
 pub struct SnapshotRef {
     node: u32,
     slot: u32,
+    tokens: u32,
 }
 
 impl SnapshotRef {
     /// The slot's number.
     pub fn slot(&self) -> u32 {
         self.slot
+    }
+
+    /// Tokens the state encodes, as it was stored.
+    pub fn tokens(&self) -> u32 {
+        self.tokens
     }
 
     pub(super) fn node(&self) -> u32 {
@@ -41,11 +51,33 @@ impl SnapshotRef {
 #[derive(Debug)]
 struct Snapshot {
     slot: Handle<StateSlot>,
+    /// Tokens it encodes.
+    tokens: u32,
     pins: u32,
     /// Pages from the snapshot before it (or the start) to this one, when it was stored.
     saves: u32,
     /// Tells it from others at the same page and in the same slot.
     number: u64,
+}
+
+impl Snapshot {
+    /// What it encodes is what its user takes it for.
+    fn expect(&self, tokens: u32) {
+        assert_eq!(
+            self.tokens, tokens,
+            "a stored state encodes another number of tokens than the pages it is read behind"
+        );
+    }
+}
+
+/// What a copy of a stored state goes by.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stored {
+    pub slot: u32,
+    /// Tokens it encodes.
+    pub tokens: u32,
+    /// Tells it from others at the same page and in the same slot.
+    pub number: u64,
 }
 
 /// All stored states, by node.
@@ -72,9 +104,9 @@ impl Snapshots {
         self.stored.get(node as usize)?.as_ref()
     }
 
-    /// Slot and number of the one at a page.
-    pub fn get(&self, node: u32) -> Option<(u32, u64)> {
-        self.at(node).map(|s| (s.slot.index(), s.number))
+    /// The one at a page.
+    pub fn get(&self, node: u32) -> Option<Stored> {
+        self.at(node).map(|s| Stored { slot: s.slot.index(), tokens: s.tokens, number: s.number })
     }
 
     pub fn is_unpinned(&self, node: u32) -> bool {
@@ -90,22 +122,24 @@ impl Snapshots {
         self.unpinned.len()
     }
 
-    pub fn store(&mut self, node: u32, slot: Handle<StateSlot>, saves: u32) {
+    pub fn store(&mut self, node: u32, slot: Handle<StateSlot>, tokens: u32, saves: u32) {
         let place = &mut self.stored[node as usize];
         assert!(place.is_none(), "a page has one state at its end");
         self.n_ever += 1;
-        *place = Some(Snapshot { slot, pins: 0, saves, number: self.n_ever });
+        *place = Some(Snapshot { slot, tokens, pins: 0, saves, number: self.n_ever });
         self.n_stored += 1;
         self.unpinned.push(node);
     }
 
-    pub fn pin(&mut self, node: u32) -> SnapshotRef {
+    /// Read the one at a page, whose user expects it to encode so many tokens.
+    pub fn pin(&mut self, node: u32, tokens: u32) -> SnapshotRef {
         let snapshot = self.stored[node as usize].as_mut().expect("asked `has`");
+        snapshot.expect(tokens);
         snapshot.pins += 1;
         if snapshot.pins == 1 && !seeded!(SnapshotIsEvictedWhileRead) {
             self.unpinned.remove(node);
         }
-        SnapshotRef { node, slot: snapshot.slot.index() }
+        SnapshotRef { node, slot: snapshot.slot.index(), tokens: snapshot.tokens }
     }
 
     pub fn unpin(&mut self, reference: SnapshotRef) {
@@ -138,6 +172,12 @@ impl Snapshots {
         self.unpinned.remove(node);
         self.n_stored -= 1;
         Some(snapshot.slot)
+    }
+
+    /// Take out the state at the end of a page, to go on in it; its user expects it to encode so many tokens.
+    pub fn take_over(&mut self, node: u32, tokens: u32) -> Option<Handle<StateSlot>> {
+        self.at(node)?.expect(tokens);
+        self.take(node)
     }
 
     /// Slot numbers held.
@@ -178,20 +218,39 @@ mod tests {
     use crate::cache::pool::Pool;
 
     #[test]
+    #[should_panic(expected = "encodes another number of tokens")]
+    fn a_state_of_other_tokens_is_not_read() {
+        let mut pool = Pool::<StateSlot>::new(1, 3);
+        let mut snapshots = Snapshots::new(1);
+        snapshots.store(0, pool.take().expect("free"), 64, 1);
+        let _ = snapshots.pin(0, 128);
+    }
+
+    #[test]
+    #[should_panic(expected = "encodes another number of tokens")]
+    fn a_state_of_other_tokens_is_not_taken_over() {
+        let mut pool = Pool::<StateSlot>::new(1, 3);
+        let mut snapshots = Snapshots::new(1);
+        snapshots.store(0, pool.take().expect("free"), 64, 1);
+        let _ = snapshots.take_over(0, 63);
+    }
+
+    #[test]
     fn the_cheapest_of_the_oldest_goes_and_the_newest_stays() {
         let mut pool = Pool::<StateSlot>::new(1, 20);
         let mut snapshots = Snapshots::new(32);
         for (node, saves) in [(0, 9), (1, 5), (2, 7), (3, 1)] {
-            snapshots.store(node, pool.take().expect("free"), saves);
+            snapshots.store(node, pool.take().expect("free"), 10 * node, saves);
         }
-        let reader = snapshots.pin(3);
+        let reader = snapshots.pin(3, 30);
+        assert_eq!(reader.tokens(), 30);
         let gone = snapshots.evict().expect("three are unused");
         assert!(!snapshots.has(1), "5 pages are the cheapest that nobody reads");
         pool.give(gone);
         snapshots.unpin(reader);
         // Behind eight older ones it is not even looked at.
         for node in 10..16 {
-            snapshots.store(node, pool.take().expect("free"), 3);
+            snapshots.store(node, pool.take().expect("free"), 10 * node, 3);
         }
         assert_eq!(snapshots.unpinned.iter().nth(2), Some(3), "let go after 0 and 2, before the new ones");
         snapshots.touch(3);

@@ -25,6 +25,8 @@ use crate::bug::seeded;
 pub(super) struct Unit {
     pub page: Handle<HostPage>,
     pub state: Option<Handle<HostState>>,
+    /// Tokens the state encodes, by the label of the one that was copied.
+    pub state_tokens: u32,
 }
 
 /// What the host tier knows of a node.
@@ -146,8 +148,8 @@ impl PrefixIndex {
         }
     }
 
-    /// Room for a unit, with a state or not: free, or that of the unit unused for longest.
-    pub(super) fn take_unit(&mut self, wants_state: bool) -> Option<Unit> {
+    /// Room for a unit, with a state of so many tokens or without: free, or that of the unit unused for longest.
+    pub(super) fn take_unit(&mut self, state_tokens: Option<u32>) -> Option<Unit> {
         let page = match self.host.pages.take() {
             Some(page) => page,
             None => {
@@ -157,14 +159,14 @@ impl PrefixIndex {
             }
         };
         let mut state = None;
-        if wants_state {
+        if state_tokens.is_some() {
             state = self.host.states.take();
             if let (None, Some(at)) = (&state, self.host.with_state.oldest()) {
                 self.host.with_state.remove(at);
                 state = self.side_mut(at).unit.as_mut().and_then(|unit| unit.state.take());
             }
         }
-        Some(Unit { page, state })
+        Some(Unit { page, state, state_tokens: state_tokens.unwrap_or(0) })
     }
 
     /// A unit has arrived.

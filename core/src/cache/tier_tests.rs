@@ -11,6 +11,7 @@ use super::{
     lease::Lease,
     memory::{Memory, MemorySize},
     namespace::Namespace,
+    recurrent::StateSlots,
     tally::Tally,
 };
 
@@ -149,7 +150,8 @@ impl World {
             return;
         }
         user.lease.plan_state(&mut self.memory, end);
-        if let Some((read, write)) = user.lease.state_slots() {
+        if let Some(StateSlots { read, write, tokens }) = user.lease.state_slots() {
+            assert_eq!(tokens, user.computed, "the state is labelled with another count");
             if user.computed > 0 {
                 let wanted = ('s', user.tokens[..user.computed as usize].to_vec());
                 assert_eq!(self.device.states[&read], wanted, "the state read is another one");

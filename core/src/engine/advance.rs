@@ -3,7 +3,7 @@
 use super::{Counters, Deliver, EngineConfig, Replay, Results};
 use crate::{
     bug::seeded,
-    cache::memory::Memory,
+    cache::{memory::Memory, recurrent::StateSlots},
     request::{Event, FinishReason, TokenLogprobs},
     sampler::{Choice, RowContext, SampleError, Sampler},
     scheduler::{
@@ -168,7 +168,7 @@ impl Taker<'_, '_> {
         let (fork, offset) = (branch.map(|branch| branch.fork), branch.map_or(0, |branch| branch.offset));
         let offset = if seeded!(BranchIsNotMoved) { 0 } else { offset };
         if self.verifies && n_drafts > 0 || branch.is_some() {
-            let slots = active.lease.state_slots().unwrap_or((0, 0));
+            let slots = active.lease.state_slots().unwrap_or_default();
             let mut end = active.computed + active.planned - n_drafts + accepted;
             if seeded!(ReplayOneTokenShort) && accepted > 0 {
                 end -= 1;
@@ -176,7 +176,8 @@ impl Taker<'_, '_> {
                 end += 1;
             }
             let ids = &body.tokens[active.computed as usize..end as usize];
-            let slots = if seeded!(ReplayReadsWhatItWrites) { (slots.1, slots.1) } else { slots };
+            let read = if seeded!(ReplayReadsWhatItWrites) { slots.write } else { slots.read };
+            let slots = StateSlots { read, ..slots };
             if !seeded!(ReplayIsSkipped) {
                 self.replay.add(active.lease.row(), active.computed, slots, ids, offset);
             }

@@ -179,18 +179,18 @@ impl StepParts {
         let &Place { computed, share, len, next_prompt_logits } = place;
         let query_start = self.ids.len() as u32;
         let (n_tokens, end) = (share.n_tokens, place.end());
-        let (state_read, state_write) = active.lease.state_slots().unwrap_or((0, 0));
+        let state = active.lease.state_slots().inspect(|state| {
+            assert_eq!(state.tokens, computed, "the state that a step reads encodes what its request has computed");
+        });
+        let state = state.unwrap_or_default();
         self.rows.push(ts_step_row {
             table_row: active.lease.row(),
             computed,
             query_start,
             query_len: n_tokens,
-            state_read: if seeded!(LaterChunkStartsFromScratch) && n_tokens > 1 { 0 } else { state_read },
-            state_write,
-            state_tokens: active
-                .lease
-                .state_slots()
-                .map_or(0, |_| computed.saturating_sub(u32::from(seeded!(StateCountLagsBehind)))),
+            state_read: if seeded!(LaterChunkStartsFromScratch) && n_tokens > 1 { 0 } else { state.read },
+            state_write: state.write,
+            state_tokens: state.tokens.saturating_sub(u32::from(seeded!(StateCountLagsBehind))),
             branch_offset: 0,
         });
         let known = body.len();
@@ -277,7 +277,7 @@ impl StepParts {
         let (body, active) = running.parts_mut();
         let len = body.len();
         let own = &body.tokens[active.computed as usize..];
-        let (state_read, state_write) = active.lease.state_slots().unwrap_or((0, 0));
+        let state = active.lease.state_slots().unwrap_or_default();
         let (mut offset, mut pairs) = (active.planned, 0);
         let chain = &body.drafts.ids;
         for branch in body.drafts.branches.open_mut() {
@@ -290,9 +290,9 @@ impl StepParts {
                 computed: active.computed,
                 query_start,
                 query_len,
-                state_read,
-                state_write,
-                state_tokens: active.lease.state_slots().map_or(0, |_| active.computed),
+                state_read: state.read,
+                state_write: state.write,
+                state_tokens: state.tokens,
                 branch_offset: offset,
             });
             (branch.offset, branch.first_logit_row) = (offset, self.logit_rows.len() as u32);

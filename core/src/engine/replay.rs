@@ -8,6 +8,7 @@ use tokenspeed_backend_api::abi::{ts_step_row, ts_step_token};
 
 use super::InFlight;
 use crate::{
+    cache::recurrent::StateSlots,
     speculation::looks::Checked,
     step::{StepBuffer, StepCapacity, StepContent},
 };
@@ -50,23 +51,16 @@ impl Replay {
 
     /// Advance a request with `computed` tokens over `ids`, reading and writing these state slots; they were checked on the
     /// branch at `branch_offset`, and their cache rows come from there.
-    pub fn add(
-        &mut self,
-        table_row: u32,
-        computed: u32,
-        (state_read, state_write): (u32, u32),
-        ids: &[u32],
-        branch_offset: u32,
-    ) {
+    pub fn add(&mut self, table_row: u32, computed: u32, state: StateSlots, ids: &[u32], branch_offset: u32) {
         let (row, query_start) = (self.rows.len() as u32, self.tokens.len() as u32);
         self.rows.push(ts_step_row {
             table_row,
             computed,
             query_start,
             query_len: ids.len() as u32,
-            state_read,
-            state_write,
-            state_tokens: computed,
+            state_read: state.read,
+            state_write: state.write,
+            state_tokens: state.tokens,
             branch_offset,
         });
         let token = |(position, id): (u32, &u32)| ts_step_token { id: id.cast_signed(), position, row, reserved: 0 };

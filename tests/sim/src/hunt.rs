@@ -42,6 +42,7 @@ pub fn expected(bug: Bug) -> &'static [Check] {
         Bug::JointMatchTakesPagesOnly
         | Bug::WholePromptIsReused
         | Bug::NewestIsEvictedFirst
+        | Bug::SnapshotIsMislabelled
         | Bug::ReleaseWakesNobody => &[Assertion],
         Bug::HitIsNotCounted => &[Table, Assertion],
         Bug::FoundPagesAreNotAnnounced => &[Page, Table],
@@ -83,8 +84,8 @@ pub fn expected(bug: Bug) -> &'static [Check] {
         | Bug::StateCountLagsBehind
         | Bug::ScratchSlotIsHandedOut
         | Bug::SnapshotIsNeverWritten
-        | Bug::SnapshotIsTakenOffBoundary
         | Bug::SnapshotIsWrittenInPlace => &[State],
+        Bug::SnapshotIsTakenOffBoundary => &[State, Assertion],
         Bug::AbortKeepsPages
         | Bug::DuplicatePageIsLost
         | Bug::SnapshotIsEvictedWhileRead
