@@ -91,6 +91,7 @@ mod switch {
         ChunkEndsOffTheGrid: "Chunks end one token after the boundary.",
         LaterChunkStartsFromScratch: "The second chunk reads the scratch state.",
         StateCountLagsBehind: "The token count of a state is one too small.",
+        TailIsNotReserved: "A chunk that leaves less than a page reserves no memory for what it leaves.",
         PageAtTheBoundaryIsForgotten: "No page is added when a request grows past its last one.",
         ScratchSlotIsHandedOut: "State slot 0 goes to a request.",
         AbortKeepsPages: "An abort in a step gives pages back to nobody.",

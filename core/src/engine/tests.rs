@@ -5,11 +5,13 @@
 //! * `simulation`: random workloads and configurations; whatever happens, each request hears what the oracle says.
 //! * `grammar`: constrained requests.
 //! * `policies`: what each scheduling policy promises.
+//! * `decisions`: that what is said about who waits and who loses memory is true.
 //! * `cases`: named public faults.
 //! * `drafting`: what a draft model costs where it does not pay.
 //! * `host_tier`: pages that leave the device and come back.
 
 mod cases;
+mod decisions;
 mod drafting;
 mod fake;
 mod grammar;

@@ -122,9 +122,8 @@ impl Decisions {
         self.list.push(Decision { id, what });
     }
 
-    /// The step is planned: note what everybody does. `why_not`: why a prefilling request has no part in it; `stopped`: why
-    /// the next waiting request was not admitted.
-    pub fn conclude(&mut self, queues: &Queues, why_not: Why, stopped: Option<Why>) {
+    /// The step is planned: note what everybody does. `stopped`: why the next waiting request was not admitted.
+    pub fn conclude(&mut self, queues: &Queues, stopped: Option<Why>) {
         (self.decode_tokens, self.prefill_tokens) = (0, 0);
         for running in queues.iter_running() {
             let (body, active) = running.parts();
@@ -134,7 +133,7 @@ impl Decisions {
                 Running::Decoding(_) if tokens > 0 => What::Decodes { computed, tokens },
                 Running::Prefilling(_) if tokens > 0 => What::Prefills { computed, tokens },
                 Running::Decoding(_) => What::Waits(Why::NoPages),
-                Running::Prefilling(_) => What::Waits(why_not),
+                Running::Prefilling(_) => What::Waits(active.lacks),
             };
             match what {
                 What::Decodes { .. } => self.decode_tokens += tokens,
@@ -163,7 +162,7 @@ impl Decisions {
                     self.prefill_tokens += share.n_tokens;
                     What::Prefills { computed, tokens: share.n_tokens }
                 }
-                None => What::Waits(Why::StepBudget),
+                None => What::Waits(active.lacks),
             };
             self.note(body.id, what);
         }

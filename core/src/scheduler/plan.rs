@@ -157,16 +157,12 @@ impl Scheduler {
         };
         self.deal(queues, &budget);
         let stopped = self.choose(When::Now, now_ns, queues, memory, &mut budget);
-        let mut why_not = if budget.tokens < self.limits.chunk_grid { Why::StepBudget } else { Why::NoPages };
         if !self.policy.is_first_come() {
-            if why_not == Why::StepBudget {
-                why_not = Why::Policy;
-            }
             self.plan_rest(queues, memory, &mut budget);
             self.turns.count_overtaken(queues);
         }
         (self.decisions.planned_ns, self.decisions.budget_tokens) = (now_ns, self.step_tokens);
-        self.decisions.conclude(queues, why_not, stopped);
+        self.decisions.conclude(queues, stopped);
     }
 
     /// Whether the step after the one in flight can be planned before that has been taken in: what is in flight must not decide
@@ -334,10 +330,17 @@ impl Scheduler {
                 let held = (active.lease.n_pages() + n_free) * memory.page_tokens();
                 let end = body.next_mark(computed).unwrap_or(wanted);
                 // A shorter chunk is better than taking another request's pages, if any fits.
-                match self.chunk(computed, end, cap.min(held - computed)) {
+                let n_tokens = match self.chunk(computed, end, cap.min(held - computed)) {
                     0 if self.kept_pages == 0 => self.chunk(computed, end, cap),
                     n => n,
-                }
+                };
+                active.lacks = match n_tokens {
+                    0 if self.chunk(computed, end, cap) == 0 => {
+                        self.lacking(computed, end, budget.tokens.min(self.turns.share(at)))
+                    }
+                    _ => Why::NoPages,
+                };
+                n_tokens
             };
             if n_tokens == 0 {
                 break;
@@ -394,6 +397,18 @@ impl Scheduler {
         if wants_prompt_logits { cap.min(budget.prompt_logit_rows) } else { cap }
     }
 
+    /// What a request lacks that gets no chunk, of `tokens` at most, though there are pages.
+    fn lacking(&self, computed: u32, end: u32, tokens: u32) -> Why {
+        if self.chunk(computed, end, self.limits.chunk_cap.min(tokens)) > 0 {
+            // Tokens there are, so it was rows of logits.
+            Why::StepRoom
+        } else if self.policy.is_first_come() {
+            Why::StepBudget
+        } else {
+            Why::Policy
+        }
+    }
+
     /// A chunk of at most `cap` tokens: all that is wanted, or up to the grid; possibly nothing.
     fn chunk(&self, computed: u32, wanted: u32, cap: u32) -> u32 {
         if wanted - computed <= cap {
@@ -443,7 +458,8 @@ impl Scheduler {
 
 /// A chunk that ends within a page of all that is wanted reserves the rest with it, so that the rest cannot fail.
 fn with_tail(end: u32, wanted: u32, memory: &Memory) -> u32 {
-    if wanted.saturating_sub(end) < memory.page_tokens() { wanted.max(end) } else { end }
+    let is_tail = wanted.saturating_sub(end) < memory.page_tokens() && !seeded!(TailIsNotReserved);
+    if is_tail { wanted.max(end) } else { end }
 }
 
 /// Requests that decode in the step being planned.

@@ -10,7 +10,7 @@ use crate::{
     grammar::Guide,
     request::{RequestId, SamplingParams, TokenLogprobs, Usage},
     sampler::{History, side::Side},
-    scheduler::marks::Mark,
+    scheduler::{decision::Why, marks::Mark},
     speculation::drafts::Drafts,
 };
 
@@ -125,6 +125,8 @@ pub struct Active {
     pub ahead: Share,
     /// Its part in the step behind the one in flight, if that runs already.
     pub behind: Option<Behind>,
+    /// Why it has no part in the step planned last, if it has none and computes a prompt.
+    pub lacks: Why,
     /// How it leaves, for [`Leaving`].
     pub ending: Ending,
 }
@@ -301,6 +303,7 @@ impl<S: Waits> Sequence<S> {
             n_prompt_logit_rows: 0,
             ahead: Share::default(),
             behind: None,
+            lacks: Why::StepBudget,
             ending: Ending::default(),
         };
         Sequence { body: self.body, state: Prefilling(Box::new(active)) }

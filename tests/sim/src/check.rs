@@ -29,6 +29,8 @@ pub enum Check {
     Refusal,
     /// A prefix that must be cached was not found.
     Hit,
+    /// The rest of a prompt, less than a page, has no memory reserved with the chunk before it.
+    Tail,
     /// The same requests lose their memory again and again.
     Thrash,
     /// A request did not end within its bound.

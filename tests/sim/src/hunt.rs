@@ -36,7 +36,7 @@ pub fn hunt(bug: Bug, from: u64, seeds: u64) -> Option<Found> {
 pub fn expected(bug: Bug) -> &'static [Check] {
     use Check::{
         Assertion, Baseline, Conservation, Events, Heard, Hit, Order, Page, Progress, Refusal, Side, State, Step,
-        Table, Thrash, Tier,
+        Table, Tail, Thrash, Tier,
     };
     match bug {
         Bug::JointMatchTakesPagesOnly
@@ -59,6 +59,7 @@ pub fn expected(bug: Bug) -> &'static [Check] {
         | Bug::AbortFreesBeforeTheStepEnds
         | Bug::DecodingWaitsForPrefill
         | Bug::PriorityIsIgnored => &[Order],
+        Bug::TailIsNotReserved => &[Tail],
         Bug::ReturnNeedsNoRoom | Bug::GuessesTakeOthersPages => &[Thrash],
         Bug::PlannedAheadIsNotAnnounced => &[Table, Page],
         Bug::VerifyWritesTheState | Bug::ReplayIsSkipped => &[State],

@@ -92,6 +92,7 @@ impl Watch {
                 format!("{id:?} lost its memory {times} times, {in_vain} of them since its last token")
             })?;
         }
+        self.tails_are_reserved(holders, open)?;
         for (at, holder) in holders.iter().enumerate() {
             if holder.phase == Phase::Decoding && holder.planned == 0 {
                 ensure(n_available == 0, Check::Order, || {
@@ -110,6 +111,21 @@ impl Watch {
         self.admitted_whole = holders.iter().filter(|h| is_whole(h)).map(|h| h.id).collect();
         self.in_flight = holders.iter().filter(|holder| holder.planned > 0).map(|holder| holder.id).collect();
         self.held_before = held;
+        Ok(())
+    }
+
+    /// What is left of a prompt behind this step's chunk, if less than a page, has its memory: it cannot fail any more.
+    fn tails_are_reserved(&self, holders: &[Holder], open: &Opens) -> Result<(), Failure> {
+        for holder in holders.iter().filter(|holder| holder.phase == Phase::Prefilling && holder.planned > 0) {
+            let Some(len) = open.get(&holder.id).map(|open| open.len) else { continue };
+            let left = len.saturating_sub(holder.computed + holder.planned);
+            ensure(left >= self.page_tokens || holder.pages * self.page_tokens >= len, Check::Tail, || {
+                format!(
+                    "{left} of {len} tokens of {:?} are left behind this step, it has {} pages",
+                    holder.id, holder.pages
+                )
+            })?;
+        }
         Ok(())
     }
 

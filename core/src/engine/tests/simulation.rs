@@ -10,8 +10,10 @@
 //! What must hold, and what shows it; of pools, tables, hashes, matches and evictions, `cache/tests.rs` has the rest of the list.
 //! `tests/sim` checks all of it again, from outside, behind the C table and with more faults.
 //!
-//! * **Chunks.** Those that do not complete a prompt end on the grid: `cases`, and each step in `tests/sim`. A tail's pages are the request's from its body's step on, so nobody takes them and it cannot fail: a
-//!   lack would be an assertion here. An abort between the two leaves nothing: conservation after every abort.
+//! * **Chunks.** Those that do not complete a prompt end on the grid: `cases`, and each step in `tests/sim`. A tail's pages are
+//!   the request's from its body's step on, so that nobody takes them and it cannot fail: each plan in `tests/sim`. (A request
+//!   that lacked them would only wait or take memory from others, and nothing here would notice.) An abort between the two
+//!   leaves nothing: conservation after every abort.
 //! * **Life cycle.** Submitted and finished is as before: at the end nothing is held, and a flush frees every page. So for many,
 //!   ending in any order; so for aborts before a plan, in flight, between passes of a draft, of ids that have ended or never
 //!   were; so when everything fails. Illegal transitions do not compile: `tests/compile_fail/`.

@@ -73,7 +73,9 @@ impl Scheduler {
             let n_deltas = n_pages as usize * self.limits.paged_components.len();
             let late_deltas = if when == When::Ahead { self.limits.late_deltas } else { 0 };
             if n_tokens == 0 || self.deltas.len() + n_deltas > (self.limits.max_deltas - late_deltas) as usize {
-                return Some(if n_tokens == 0 { Why::StepBudget } else { Why::StepRoom });
+                let end = body.next_mark(computed).unwrap_or(wanted);
+                let has_tokens = self.chunk(computed, end, self.limits.chunk_cap.min(budget.tokens)) > 0;
+                return Some(if has_tokens { Why::StepRoom } else { Why::StepBudget });
             }
             // Whatever comes next must fit too: the first generated token, and all of a request that comes back.
             let foreseen = if is_preempted || computed + n_tokens == wanted {
