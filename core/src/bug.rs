@@ -140,6 +140,7 @@ mod switch {
         BiasOfTheNeighbour: "A row is biased as the next row of the side tables says.",
         MaskOutlivesMinTokens: "A mask made before `min_tokens` stays when they are there.",
         SideRowKeepsItsPast: "A row of the side tables is taken for written when another request gets it.",
+        MadeMaskIsNotWritten: "A mask made while the device runs the step is not written before its rows are sampled.",
         WastedTokenIsHeard: "A request that ended hears what the step behind computed for nothing.",
         FreedBeforeTheStepBehind: "A request that ends frees its memory while the step behind still writes it.",
         DraftRowsOutliveTheirPage: "A page taken for writing counts as having its draft rows, if it once had some.",

@@ -24,6 +24,7 @@ use advance::Taker;
 pub use config::{ComponentClass, ComponentConfig, ConfigError, EngineConfig};
 pub use draft::DraftStep;
 use draft::Drafting;
+pub use masks::SamplingStep;
 use parts::StepParts;
 use replay::Replay;
 use seen::Seen;
@@ -143,6 +144,9 @@ pub struct Plan {
     /// The device samples the rows of all its passes: take it in with [`EngineState::advance_sampled`]. Until then
     /// [`EngineState::plan_behind`] may plan the step behind it.
     pub is_sampled: bool,
+    /// But not in those passes, which are run as those of a step whose logits nobody reads: when the masks of its requests are
+    /// back, run [`EngineState::sampling_step`].
+    pub samples_later: bool,
 }
 
 /// What a step gives: rows to sample from, or what the device sampled from them.
@@ -166,6 +170,8 @@ pub struct EngineState {
     parts: StepParts,
     /// Of the device, if it samples.
     side: SideTables,
+    /// Blocks of passes that are sampled when there are masks.
+    sampling: [Option<StepBuffer>; 2],
     /// Second pass of models with recurrent state, and its parameter block.
     verify: Option<(StepParts, StepBuffer)>,
     replay: Replay,
@@ -197,6 +203,8 @@ struct InFlight {
     planned_ns: u64,
     /// By the device.
     is_sampled: bool,
+    /// When there are masks.
+    samples_later: bool,
 }
 
 impl InFlight {
@@ -209,6 +217,7 @@ impl InFlight {
             branch_tokens,
             planned_ns,
             is_sampled: plan.is_sampled,
+            samples_later: plan.samples_later,
         }
     }
 
@@ -296,6 +305,8 @@ impl EngineState {
             memory,
             sampler: Sampler::new(config.tokenizer_vocab_size),
             parts: StepParts::new(&config),
+            sampling: [config.side_rows > 0, config.side_rows > 0 && config.verifies()]
+                .map(|is_there| (is_there && config.relay).then(|| StepBuffer::new(capacity))),
             side: SideTables::new(if config.relay { config.side_rows } else { 0 }, config.vocab_size, &config.eos_ids),
             verify: config.verifies().then(|| (StepParts::new(&config), StepBuffer::new(capacity))),
             replay: Replay::new((config.verifies() || config.branch_rows() > 0).then_some(capacity)),
@@ -334,7 +345,7 @@ impl EngineState {
         let prompt_tokens = prompt.len() as u32;
         let max_len = prompt_tokens.saturating_add(sampling.max_tokens).min(self.config.max_model_len);
         let history = History::new(&sampling, &prompt, (max_len - prompt_tokens) as usize);
-        let side = Side::of(&sampling);
+        let side = Side::of(&sampling, constraint.is_some());
         let mut tokens = prompt;
         tokens.reserve_exact((max_len - prompt_tokens) as usize);
         let namespace = self.memory.index.open(&self.config.model_id, cache_salt.as_deref());
@@ -486,20 +497,23 @@ impl EngineState {
             // The passes of a turn are taken in together: the device samples both, or none.
             let needs_host = !load.is_sampled && !seeded!(ForwardPassDecidesWhoSamples);
             plan.is_sampled &= !needs_host;
+            plan.samples_later |= load.samples_later;
             let host_only = self.parts.host_only.or(parts.host_only);
             self.parts.host_only = host_only;
             parts.host_only = host_only;
         }
         if self.parts.host_only.is_some() {
             self.side.leave_to_host();
+            plan.samples_later = false;
         }
+        let samples_now = !plan.samples_later;
         if plan.n_rows > 0 {
-            self.parts.write(step, self.sequence, std::mem::take(&mut deltas));
+            self.parts.write(step, self.sequence, std::mem::take(&mut deltas), samples_now);
         }
         if let (Some((parts, step)), Some(load)) = (second, load)
             && load.n_rows > 0
         {
-            parts.write(step, self.sequence, deltas);
+            parts.write(step, self.sequence, deltas, samples_now);
             plan.verify = Some(load.n_logit_rows);
             plan.n_tokens += load.n_tokens;
             plan.n_decode_tokens += load.n_decode_tokens;

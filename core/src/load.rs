@@ -11,6 +11,7 @@ use tokenspeed_backend_api::{
     backend::{Arena, ArenaKind, BackendError, Bindings, Bucket, Device},
     exec::{Executable, Via},
     graph::{Graph, WeightBytes, WeightSource},
+    op::OpKind,
     record::OpRecord,
 };
 
@@ -113,15 +114,37 @@ pub fn load(
         alloc(&mut bindings, TS_BIND_OUTPUT, ArenaKind::Output, lowered.output_bytes)?;
         programs.push((records(lowered, places), bindings, bucket));
     }
+    // What ends these programs once more, alone: for steps that wait for masks.
+    let mut sampling = [None; 2];
+    for (at, (lowered, places)) in lowered.iter().zip(&places).enumerate().filter(|(_, (l, _))| l.side.is_some()) {
+        let sample = (0..lowered.ops.len()).filter(|&op| lowered.ops[op].desc.kind == OpKind::Sample);
+        let sample = sample.map(|op| record(lowered, op, places)).collect();
+        sampling[at] = Some(programs.len());
+        programs.push((sample, programs[at].1.clone(), bucket));
+    }
     let layout = cache_layout(graphs[0], &capacity, device.alignment());
     let mut executable = Executable::new(device, programs, via)?;
     for (program, offsets) in lowered.iter().enumerate().filter_map(|(at, l)| Some((at, l.sampled?))) {
         executable = executable.with_sampling(program, offsets, capacity.logit_rows as usize);
+        if let Some(alone) = sampling.get(program).copied().flatten() {
+            executable = executable.with_sampling(alone, offsets, capacity.logit_rows as usize);
+        }
     }
     // They lie alike in all programs that have them.
     let side = lowered.iter().find_map(|l| l.side).map(|places| Side { tables, places, row: Vec::new() });
     let vocab = lowered.iter().map(|l| l.vocab as usize).collect();
-    Ok(DeviceProgram { executable, vocab, draft: None, replay: Pass::Replay as usize, cache, layout, host: None, side })
+    Ok(DeviceProgram {
+        executable,
+        vocab,
+        draft: None,
+        replay: Pass::Replay as usize,
+        cache,
+        layout,
+        host: None,
+        side,
+        sampling,
+        is_apart: [false; 2],
+    })
 }
 
 fn load_weights(
@@ -269,6 +292,10 @@ pub struct DeviceProgram {
     layout: CacheLayout,
     host: Option<HostCache>,
     side: Option<Side>,
+    /// Programs that only sample, of the forward and the verify pass.
+    sampling: [Option<usize>; 2],
+    /// Whether that was how these were last sampled.
+    is_apart: [bool; 2],
 }
 
 /// The side tables of the op `sample`.
@@ -353,7 +380,15 @@ impl StepRunner for DeviceProgram {
 
     fn run_sampled(&mut self, pass: Pass, step: &[u8], n_logit_rows: u32) -> Result<(), String> {
         let program = self.program(pass);
+        self.is_apart[program] = false;
         self.executable.run_sampled(program, step, n_logit_rows as usize).map_err(|e| e.to_string())
+    }
+
+    fn sample(&mut self, pass: Pass, step: &[u8], n_logit_rows: u32) -> Result<(), String> {
+        let program = self.program(pass);
+        let alone = self.sampling.get(program).copied().flatten().ok_or("the program has no side tables")?;
+        self.is_apart[program] = true;
+        self.executable.run_sampled(alone, step, n_logit_rows as usize).map_err(|e| e.to_string())
     }
 
     fn write_side(&mut self, updates: &SideUpdates) -> Result<(), String> {
@@ -362,7 +397,9 @@ impl StepRunner for DeviceProgram {
     }
 
     fn sampled(&self, pass: Pass) -> Sampled<'_> {
-        let (chosen, logprobs) = self.executable.sampled(self.program(pass));
+        let program = self.program(pass);
+        let apart = self.sampling.get(program).copied().flatten().filter(|_| self.is_apart[program]);
+        let (chosen, logprobs) = self.executable.sampled(apart.unwrap_or(program));
         Sampled { chosen, logprobs }
     }
 

@@ -323,36 +323,58 @@ impl Constraint for Thirds {
 fn masks_are_reserved_when_a_request_is_submitted() {
     const REQUESTS: u32 = 8;
     const VOCABULARY: usize = 1000;
-    let mut engine = EngineState::new(EngineConfig::paged(448, 16, 64 * 28 + 1, VOCABULARY as u32)).unwrap();
-    let mut step = engine.new_step_buffer();
-    for seed in 0..u64::from(REQUESTS) {
-        let sampling = SamplingParams { max_tokens: 200, seed, ..SamplingParams::default() };
-        let constraint: Option<Box<dyn Constraint>> = Some(Box::new(Thirds(0)));
-        engine.submit(Request { prompt: vec![1; 100], sampling, constraint, ..Request::default() }, 0).unwrap();
-    }
-    let logits = vec![0.5f32; VOCABULARY * REQUESTS as usize];
-    let mut jobs: Vec<MaskJob> = Vec::with_capacity(REQUESTS as usize);
-    let (mut n_steady, mut n_tokens) = (0, 0u32);
-    loop {
-        let before = allocations();
-        let Some(plan) = engine.plan(0, &mut step) else { break };
-        engine.lend_masks(&mut |job| jobs.push(job));
-        jobs.iter_mut().for_each(MaskJob::run);
-        jobs.drain(..).for_each(|job| engine.return_masks(job));
-        let is_steady = plan.n_decode_tokens == REQUESTS;
-        let used = plan.n_logit_rows as usize * VOCABULARY;
-        let mut has_ended = false;
-        engine.advance(0, plan, &logits[..used], &mut |_, event| match event {
-            Event::Token { .. } => n_tokens += 1,
-            Event::Finished { .. } | Event::Failed { .. } => has_ended = true,
-            Event::Started { .. } => {}
-        });
-        if is_steady && !has_ended {
-            assert_eq!(allocations() - before, 0, "steady step {n_steady}");
-            n_steady += 1;
+    // By the host, and by the device when there are masks.
+    for side_rows in [0, 20] {
+        let mut config = EngineConfig::paged(448, 16, 64 * 28 + 1, VOCABULARY as u32);
+        (config.relay, config.side_rows) = (side_rows > 0, side_rows);
+        let mut engine = EngineState::new(config).unwrap();
+        let (mut step, mut side) = (engine.new_step_buffer(), engine.new_side_updates());
+        for seed in 0..u64::from(REQUESTS) {
+            let sampling = SamplingParams { max_tokens: 200, seed, ..SamplingParams::default() };
+            let constraint: Option<Box<dyn Constraint>> = Some(Box::new(Thirds(0)));
+            engine.submit(Request { prompt: vec![1; 100], sampling, constraint, ..Request::default() }, 0).unwrap();
         }
+        let logits = vec![0.5f32; VOCABULARY * REQUESTS as usize];
+        let mut chosen = [0u32; CHOSEN_WIDTH * REQUESTS as usize];
+        let logprobs = [0f32; LOGPROBS_WIDTH * REQUESTS as usize];
+        let mut jobs: Vec<MaskJob> = Vec::with_capacity(REQUESTS as usize);
+        let (mut n_steady, mut n_tokens, mut n_masks) = (0, 0u32, 0);
+        loop {
+            let before = allocations();
+            let Some(plan) = engine.plan(0, &mut step) else { break };
+            engine.lend_masks(&mut |job| jobs.push(job));
+            jobs.iter_mut().for_each(MaskJob::run);
+            jobs.drain(..).for_each(|job| engine.return_masks(job));
+            let is_steady = plan.n_decode_tokens == REQUESTS;
+            let mut has_ended = false;
+            let mut hear = |_, event| match event {
+                Event::Token { .. } => n_tokens += 1,
+                Event::Finished { .. } | Event::Failed { .. } => has_ended = true,
+                Event::Started { .. } => {}
+            };
+            let n_rows = plan.n_logit_rows as usize;
+            if plan.samples_later {
+                side.copy_from(engine.sampling_step(&plan).side);
+                // The first id that each mask allows.
+                for (row, chosen) in side.rows().zip(chosen.chunks_exact_mut(CHOSEN_WIDTH)) {
+                    let first = row.entries[0][0];
+                    (chosen[0], chosen[1]) = (TS_SAMPLED_TOKEN, first.at * 32 + first.word.trailing_zeros());
+                    n_masks += 1;
+                }
+                let chosen = &chosen[..n_rows * CHOSEN_WIDTH];
+                let sampled = Sampled { chosen, logprobs: &logprobs[..n_rows * LOGPROBS_WIDTH] };
+                engine.advance_sampled(0, plan, sampled, &mut hear);
+            } else {
+                engine.advance(0, plan, &logits[..n_rows * VOCABULARY], &mut hear);
+            }
+            if is_steady && !has_ended {
+                assert_eq!(allocations() - before, 0, "steady step {n_steady}");
+                n_steady += 1;
+            }
+        }
+        assert!(n_steady > 190 && n_tokens == 200 * REQUESTS, "{n_steady} steady steps, {n_tokens} tokens");
+        assert_eq!(n_masks, if side_rows > 0 { n_tokens } else { 0 });
     }
-    assert!(n_steady > 190 && n_tokens == 200 * REQUESTS, "{n_steady} steady steps, {n_tokens} tokens");
 }
 
 /// The account of all memory is made while requests run, too: only the first one makes room for it.

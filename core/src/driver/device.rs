@@ -22,7 +22,7 @@ use super::{StepRunner, queue::Items, workers::Workers};
 use crate::{
     bug::seeded,
     cache::copies::CopyOrder,
-    engine::{EngineState, Pass, Plan},
+    engine::{EngineState, Pass, Plan, SamplingStep},
     monitor::{Monitor, StdMonitor},
     sampler::{
         device::{Sampled, SampledPasses},
@@ -47,6 +47,8 @@ pub(super) struct Turn {
     passes: [Option<(Pass, u32)>; 2],
     /// The device samples, and stays.
     is_sampled: bool,
+    /// The passes have run; their rows are to be sampled.
+    is_sampling: bool,
     /// To be left alone if the turn before it fails.
     is_behind: bool,
     /// Of the forward pass, then of the verify pass.
@@ -91,6 +93,7 @@ impl Turn {
             copies: Vec::new(),
             passes: [None; 2],
             is_sampled: false,
+            is_sampling: false,
             is_behind: false,
             chosen: Vec::with_capacity(rows * CHOSEN_WIDTH),
             logprobs: Vec::with_capacity(rows * LOGPROBS_WIDTH),
@@ -103,21 +106,35 @@ impl Turn {
 
     /// What `plan` wants; its forward block is in `step` already.
     pub fn set_plan(&mut self, plan: &Plan, state: &EngineState, is_behind: bool) {
-        let forward = (plan.n_rows > 0).then_some((Pass::Forward, plan.n_logit_rows));
-        let verify = plan.verify.map(|n_logit_rows| (Pass::Verify, n_logit_rows));
+        // Logits that wait to be sampled stay where they are.
+        let read = |n_logit_rows| if plan.samples_later { 0 } else { n_logit_rows };
+        let forward = (plan.n_rows > 0).then_some((Pass::Forward, read(plan.n_logit_rows)));
+        let verify = plan.verify.map(|n_logit_rows| (Pass::Verify, read(n_logit_rows)));
         if verify.is_some() {
             self.second.copy_from(state.verify_step());
         }
         self.passes = [forward, verify];
         self.side.copy_from(state.side_updates());
-        (self.is_sampled, self.is_behind) = (plan.is_sampled, is_behind);
+        (self.is_sampled, self.is_behind) = (plan.is_sampled && !plan.samples_later, is_behind);
+        self.is_sampling = false;
+    }
+
+    /// What is left of `plan`, whose passes have run, now that there are masks.
+    pub fn set_sampling(&mut self, plan: &Plan, state: &mut EngineState) {
+        let SamplingStep { side, forward, verify } = state.sampling_step(plan);
+        self.side.copy_from(side);
+        forward.into_iter().for_each(|step| self.step.copy_from(step));
+        verify.into_iter().for_each(|step| self.second.copy_from(step));
+        let forward = forward.map(|_| (Pass::Forward, plan.n_logit_rows));
+        self.passes = [forward, plan.verify.map(|n_logit_rows| (Pass::Verify, n_logit_rows))];
+        (self.is_sampled, self.is_sampling, self.is_behind) = (false, true, false);
     }
 
     /// Nothing but copies.
     pub fn set_copies_only(&mut self) {
         self.side.clear();
         self.passes = [None; 2];
-        (self.is_sampled, self.is_behind) = (false, false);
+        (self.is_sampled, self.is_sampling, self.is_behind) = (false, false, false);
     }
 
     /// One pass behind the turn's own: a replay, or a draft's.
@@ -125,14 +142,14 @@ impl Turn {
         self.second.copy_from(step);
         self.side.clear();
         self.passes = [Some((pass, n_logit_rows)), None];
-        (self.is_sampled, self.is_behind) = (false, false);
+        (self.is_sampled, self.is_sampling, self.is_behind) = (false, false, false);
     }
 
     /// A forward pass over the block as it is.
     #[cfg(test)]
     pub(super) fn set_forward(&mut self, n_logit_rows: u32, is_sampled: bool, is_behind: bool) {
         self.passes = [Some((Pass::Forward, n_logit_rows)), None];
-        (self.is_sampled, self.is_behind) = (is_sampled, is_behind);
+        (self.is_sampled, self.is_sampling, self.is_behind) = (is_sampled, false, is_behind);
     }
 
     /// What the device sampled in this turn.
@@ -177,9 +194,10 @@ impl Turn {
         }
         for (pass, n_logit_rows) in std::mem::take(&mut self.passes).into_iter().flatten() {
             let block = if pass == Pass::Forward { &self.step } else { &self.second };
-            let is_sampled = self.is_sampled;
+            let (is_sampled, is_sampling) = (self.is_sampled, self.is_sampling);
             // After a panic the device is only dropped.
             let run = AssertUnwindSafe(|| match is_sampled {
+                _ if is_sampling => runner.sample(pass, block.bytes(), n_logit_rows),
                 true => runner.run_sampled(pass, block.bytes(), n_logit_rows),
                 false => runner.run(pass, block.bytes(), n_logit_rows),
             });
@@ -187,7 +205,7 @@ impl Turn {
             if self.outcome.is_err() {
                 return self.ask_status(runner);
             }
-            if is_sampled {
+            if is_sampled || is_sampling {
                 let Sampled { chosen, logprobs } = runner.sampled(pass);
                 self.chosen.extend_from_slice(chosen);
                 self.logprobs.extend_from_slice(logprobs);

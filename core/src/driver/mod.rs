@@ -69,6 +69,11 @@ pub trait StepRunner: Send {
         let _ = updates;
         Err("this device has no side tables".to_owned())
     }
+    /// Sample the rows of a pass that was run without being sampled, by a block that differs from its own in the records.
+    fn sample(&mut self, pass: Pass, step: &[u8], n_logit_rows: u32) -> Result<(), String> {
+        let _ = (pass, step, n_logit_rows);
+        Err("this device does not sample".to_owned())
+    }
     /// What the pass gave when it was last sampled, `n_logit_rows` rows.
     fn sampled(&self, pass: Pass) -> Sampled<'_> {
         let _ = pass;

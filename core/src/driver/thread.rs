@@ -250,6 +250,11 @@ impl EngineThread {
         let sequence = plan.sequence;
         let mut turn = self.device.wait();
         self.take_copies(&mut turn);
+        if plan.samples_later && turn.outcome.is_ok() {
+            turn.set_sampling(&plan, &mut self.state);
+            self.device.launch(turn);
+            turn = self.device.wait();
+        }
         let now_ns = turn.ended_ns;
         // A step behind another one waited for that.
         let took_ns = now_ns - began_ns.max(self.landed_ns);

@@ -211,6 +211,8 @@ impl Taker<'_, '_> {
             Results::Logits(logits) => logits.forward,
             Results::Sampled(sampled) => {
                 assert_eq!(active.n_prompt_logit_rows, 0, "the host samples steps that report prompts");
+                // Without a mask, what was sampled counts for nothing.
+                body.guide.guard().map(|guard| guard.mask(n).map(drop)).transpose()?;
                 let sampled = if is_verified { sampled.verify } else { sampled.forward };
                 let reports = body.sampling.logprobs.is_some();
                 let mut choice = sampled.token(at, config.tokenizer_vocab_size, reports)?;

@@ -43,8 +43,10 @@ impl EngineState {
     /// guess, or there is such a step already. [`EngineState::plan_ahead`] may then do what can be done now.
     pub fn plan_behind(&mut self, now_ns: u64, step: &mut StepBuffer) -> Option<Plan> {
         let in_flight = self.in_flight.as_ref()?;
-        let can =
-            in_flight.is_sampled && self.behind.is_none() && self.scheduler.can_plan_behind(&self.queues, &self.memory);
+        let can = in_flight.is_sampled
+            && !in_flight.samples_later
+            && self.behind.is_none()
+            && self.scheduler.can_plan_behind(&self.queues, &self.memory);
         if !can || self.queues.iter_running().any(follows_text) || self.may_guess() {
             return None;
         }
@@ -61,7 +63,7 @@ impl EngineState {
         self.sequence += 1;
         plan.sequence = self.sequence;
         self.scheduler.decisions.sequence = self.sequence;
-        self.parts.write(step, self.sequence, &self.scheduler.deltas);
+        self.parts.write(step, self.sequence, &self.scheduler.deltas, !plan.samples_later);
         self.scheduler.deltas.clear();
         self.behind = Some(InFlight::new(&plan, 0, now_ns));
         self.counters.relayed_steps += 1;

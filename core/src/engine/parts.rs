@@ -12,7 +12,7 @@ use super::{EngineConfig, Plan};
 use crate::{
     bug::seeded,
     grammar::Guide,
-    request::SamplingParams,
+    request::{RequestId, SamplingParams},
     sampler::{
         device::{self, HostOnly},
         side::{Handles, SideTables, SideText},
@@ -34,6 +34,8 @@ pub(super) struct StepParts {
     logit_rows: Vec<u32>,
     /// One per row of logits, as long as the device can sample them all.
     samples: Vec<ts_sample>,
+    /// Rows whose masks are to be made.
+    guided: Vec<Guided>,
     /// The device samples, if it can.
     relays: bool,
     /// Of the request looked at last.
@@ -52,6 +54,15 @@ impl std::fmt::Debug for StepParts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "StepParts({} rows, {} tokens)", self.rows.len(), self.ids.len())
     }
+}
+
+/// A row behind `n` guesses whose mask its request's constraint makes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Guided {
+    pub id: RequestId,
+    /// Row of the table of masks.
+    pub handle: u32,
+    pub n: u32,
 }
 
 /// Where a request's row begins and what it is to do, in the step being planned or in the one behind that in flight.
@@ -104,6 +115,7 @@ impl StepParts {
             ids: Vec::with_capacity(capacity.tokens as usize),
             logit_rows: Vec::with_capacity(capacity.logit_rows as usize),
             samples: Vec::with_capacity(capacity.samples as usize),
+            guided: Vec::with_capacity(capacity.samples as usize),
             relays: config.relay,
             own_handles: [0; 3],
             path: Vec::with_capacity(DRAFT_MAX as usize),
@@ -114,10 +126,15 @@ impl StepParts {
     }
 
     /// Write them as the step's parameter block.
-    pub fn write(&self, step: &mut StepBuffer, sequence: u64, deltas: &[ts_table_delta]) {
-        let samples = if self.host_only.is_none() { &self.samples[..] } else { &[] };
+    pub fn write(&self, step: &mut StepBuffer, sequence: u64, deltas: &[ts_table_delta], samples: bool) {
+        let samples = if self.host_only.is_none() && samples { &self.samples[..] } else { &[] };
         let content = StepContent { sequence, rows: &self.rows, tokens: &[], logit_rows: &self.logit_rows, deltas };
         step.write_ids(&content, &self.ids, samples);
+    }
+
+    /// Rows that wait for masks.
+    pub fn guided(&self) -> &[Guided] {
+        &self.guided
     }
 
     /// Collect the planned requests that `belong` and give each its first row of logits; the plan lacks only its number
@@ -147,6 +164,7 @@ impl StepParts {
         self.ids.clear();
         self.logit_rows.clear();
         self.samples.clear();
+        self.guided.clear();
         self.host_only = None;
         self.branch_tokens = 0;
         let mut attention_pairs = 0;
@@ -170,6 +188,7 @@ impl StepParts {
             n_decode_tokens,
             attention_pairs,
             is_sampled: self.relays && self.host_only.is_none(),
+            samples_later: self.host_only.is_none() && !self.guided.is_empty(),
         }
     }
 
@@ -222,8 +241,8 @@ impl StepParts {
             }
             // What the device can sample behind the text, it can behind guesses: `min_tokens` are nearer there.
             let host_only = match &body.guide {
-                Guide::Free => HostOnly::of(&body.sampling, &body.side, len - body.prompt_tokens, side.exist()),
-                Guide::Here(_) | Guide::Lent => Some(HostOnly::Constraint),
+                Guide::Here(_) | Guide::Lent if !side.exist() => Some(HostOnly::Constraint),
+                _ => HostOnly::of(&body.sampling, &body.side, len - body.prompt_tokens, side.exist()),
             };
             match host_only {
                 Some(reason) => self.leave_to_host(reason),
@@ -250,10 +269,17 @@ impl StepParts {
         let of_request = &mut body.side;
         let Some(own) = side.behind_text(&text, of_request) else { return self.leave_to_host(HostOnly::SideRows) };
         self.own_handles = own;
+        let is_guided = !matches!(body.guide, Guide::Free);
+        if is_guided {
+            self.guided.push(Guided { id: body.id, handle: own[2], n: 0 });
+        }
         self.sample(text.params, active.lease.row(), len, 0, own);
         for n in 1..=n_guesses {
             let handles = side.behind_guesses(&text, of_request, own, &body.drafts.ids[..n as usize]);
             let Some(handles) = handles else { return self.leave_to_host(HostOnly::SideRows) };
+            if is_guided {
+                self.guided.push(Guided { id: body.id, handle: handles[2], n });
+            }
             self.sample(text.params, active.lease.row(), len, n, handles);
         }
     }

@@ -112,6 +112,13 @@ impl Guard {
         }
     }
 
+    /// The mask of that row, if it has one: a row behind a guess that cannot be right has none, nor has one where making it failed.
+    pub fn ready(&mut self, n: u32) -> Option<&TokenMask> {
+        self.prepare();
+        let n = if seeded!(MaskOfTheFirstRowForAll) { 0 } else { n as usize };
+        self.masks[..self.n_ready].get(n)
+    }
+
     /// A token was sampled that does not end the answer. True if the answer is whole now.
     pub fn accept(&mut self, id: u32) -> Result<bool, ConstraintError> {
         guarded(|| self.constraint.accept(id))?;

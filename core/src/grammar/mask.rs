@@ -19,6 +19,11 @@ impl TokenMask {
         self.vocab_size
     }
 
+    /// Bit `id % 32` of word `id / 32`.
+    pub(crate) fn words(&self) -> &[u32] {
+        &self.words
+    }
+
     /// Allow nothing.
     pub fn clear(&mut self) {
         self.words.fill(0);

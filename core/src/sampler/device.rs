@@ -1,9 +1,8 @@
 //! Rows that the device samples: what its op `sample` is told of a request, and what it says back.
 //!
 //! The engine leaves to the device what a fixed record says in full, and what rows of the op's side tables say ([`super::side`]). Whatever
-//! else a request may ask for keeps its steps with the host's sampler, by [`HostOnly`]: a grammar's masks are made while the device
-//! runs the step, and sampling is the end of that same program. Rejected: leaving the host's rows out of steps that the device
-//! samples. They would come every other step.
+//! else a request may ask for keeps its steps with the host's sampler, by [`HostOnly`]. Rejected: leaving the host's rows out of steps
+//! that the device samples. They would come every other step.
 //!
 //! Rows behind guesses are sampled before anybody knows whether their guesses are right, and the engine then looks at those that
 //! are: a draw depends on seed and position alone, never on what was drawn before.
@@ -22,7 +21,7 @@ use crate::request::{SamplingParams, TokenLogprobs};
 /// Why the host samples a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostOnly {
-    /// A constraint says what may come next.
+    /// A constraint says what may come next, and the device has no side tables.
     Constraint,
     /// `prompt_logprobs` are read from the logits.
     PromptLogprobs,

@@ -2,10 +2,10 @@
 //! hold, and what the device has to be told before a step.
 //!
 //! There are three tables with the same numbers of rows: counts of a request's tokens for the penalties, its biases, and which
-//! ids its next token may have (`allowed_token_ids`, `bad_words`, `min_tokens`). A request that needs any of them gets a row of
-//! all three when it is first sampled, and keeps it while it runs; nothing gives a row back, but one whose request is not
-//! running any more may be taken. What is in a row is a function of its request and of how many of its tokens were counted, so
-//! a row that says the right thing already is left alone:
+//! ids its next token may have (`allowed_token_ids`, `bad_words`, `min_tokens`, its constraint). A request that needs any of them
+//! gets a row of all three when it is first sampled, and keeps it while it runs; nothing gives a row back, but one whose request
+//! is not running any more may be taken. What is in a row is a function of its request and of how many of its tokens were
+//! counted, so a row that says the right thing already is left alone:
 //!
 //! * Counts are written once. After that the device counts what it samples, so a step behind the one in flight has them right
 //!   although nobody here knows the token; rows are written again where the text grew otherwise, by guesses that were right or
@@ -13,6 +13,9 @@
 //! * Biases are written once. Ids without one get -0.0, the number that changes no other when it is added.
 //! * Masks are written when they change. Those of `bad_words` of several ids follow from the newest tokens: a step whose tokens
 //!   nobody here has seen cannot have them ([`Side::follows_text`]).
+//!
+//! * Masks of a constraint are made while the device runs the step, so the step's record names a row that is written later, between
+//!   the passes and their sampling (`engine/masks.rs`).
 //!
 //! A row of logits behind guesses has other counts, and perhaps another mask, than the one before it, and the device counts
 //! into the row it is given; so for the one step it gets a row of the tables that nobody has. It shares the biases.
@@ -25,6 +28,7 @@
 use super::History;
 use crate::{
     bug::seeded,
+    grammar::TokenMask,
     request::{RequestId, SamplingParams},
 };
 
@@ -134,14 +138,16 @@ pub struct Side {
     has_mask: bool,
     /// Its mask depends on its newest tokens.
     pub follows_text: bool,
+    /// It has a constraint, whose masks are made while the device runs the step.
+    is_guided: bool,
     /// An id has two biases: the host adds one after the other, a table has their sum.
     pub adds_twice: bool,
     slot: usize,
 }
 
 impl Side {
-    /// Of a request.
-    pub fn of(params: &SamplingParams) -> Self {
+    /// Of a request, with a constraint or without.
+    pub fn of(params: &SamplingParams, is_guided: bool) -> Self {
         let mut ids: Vec<u32> = params.logit_bias.iter().map(|&(id, _)| id).collect();
         ids.sort_unstable();
         Self {
@@ -149,8 +155,9 @@ impl Side {
                 || params.frequency_penalty != 0.0
                 || params.presence_penalty != 0.0,
             has_bias: !params.logit_bias.is_empty(),
-            has_mask: params.allowed_token_ids.is_some() || !params.bad_words.is_empty(),
-            follows_text: params.bad_words.iter().any(|word| word.len() > 1),
+            has_mask: is_guided || params.allowed_token_ids.is_some() || !params.bad_words.is_empty(),
+            follows_text: is_guided || params.bad_words.iter().any(|word| word.len() > 1),
+            is_guided,
             adds_twice: ids.windows(2).any(|pair| pair[0] == pair[1]),
             slot: 0,
         }
@@ -227,7 +234,7 @@ impl SideTables {
         Self {
             slots: vec![Slot::default(); n],
             eos_ids: eos_ids.to_vec(),
-            updates: SideUpdates::with_capacity(3 * n, ENTRIES * n),
+            updates: SideUpdates::with_capacity(3 * n, ENTRIES.max(vocab_size as usize / 32) * n),
             current: (0, None),
             mask: if n > 0 { vec![0; vocab_size.div_ceil(32) as usize] } else { Vec::new() },
         }
@@ -324,7 +331,10 @@ impl SideTables {
             let is_short = text.is_short(0);
             let is_known = !side.follows_text && self.slots[side.slot].mask == Some(is_short);
             let is_known = is_known || seeded!(MaskOutlivesMinTokens) && self.slots[side.slot].mask.is_some();
-            if is_known || self.allow(handle, text, &[]) {
+            if side.is_guided {
+                self.slots[side.slot].mask = None;
+                handles[2] = handle;
+            } else if is_known || self.allow(handle, text, &[], None) {
                 self.slots[side.slot].mask = (!side.follows_text).then_some(is_short);
                 handles[2] = handle;
             }
@@ -360,7 +370,7 @@ impl SideTables {
             self.count(handle, text, &guesses[..n]);
             handles[0] = handle;
         }
-        if needs_mask && !shares_mask && self.allow(handle, text, guesses) {
+        if side.is_guided || needs_mask && !shares_mask && self.allow(handle, text, guesses, None) {
             handles[2] = handle;
         }
         Some(handles)
@@ -399,8 +409,24 @@ impl SideTables {
         self.row(SideTable::Counts, handle, 0, [of_text, (start, self.updates.len())]);
     }
 
+    /// The step planned last has run but for what follows from masks: nothing is to be written but these.
+    pub fn begin_masks(&mut self) {
+        self.updates.clear();
+    }
+
+    /// Write the mask of a row that has a handle already, behind all tokens and `guesses`: what its constraint allows, if it says,
+    /// of what else may follow.
+    pub fn guide(&mut self, handle: u32, text: &SideText<'_>, guesses: &[u32], of_grammar: Option<&TokenMask>) {
+        if seeded!(MadeMaskIsNotWritten) {
+            return;
+        }
+        if !self.allow(handle, text, guesses, of_grammar) {
+            self.row(SideTable::Mask, handle, u32::MAX, [(0, 0); 2]);
+        }
+    }
+
     /// Write the mask behind all known tokens and `guesses`, unless everything is allowed.
-    fn allow(&mut self, handle: u32, text: &SideText<'_>, guesses: &[u32]) -> bool {
+    fn allow(&mut self, handle: u32, text: &SideText<'_>, guesses: &[u32], of_grammar: Option<&TokenMask>) -> bool {
         let params = text.params;
         let fill = if params.allowed_token_ids.is_some() { 0 } else { u32::MAX };
         let mask = &mut self.mask;
@@ -418,6 +444,11 @@ impl SideTables {
         if text.is_short(guesses.len()) {
             let eos_ids = if params.ignore_eos { &[] } else { &self.eos_ids[..] };
             eos_ids.iter().chain(&params.stop_token_ids).for_each(|id| forbid(*id));
+        }
+        if let Some(allowed) = of_grammar {
+            // What is behind the last id is nobody's.
+            let words = allowed.words().iter().copied().chain(std::iter::repeat(0));
+            self.mask.iter_mut().zip(words).for_each(|(word, allowed)| *word &= allowed);
         }
         let start = self.updates.len();
         for (at, &word) in (0..).zip(&self.mask) {

@@ -323,7 +323,7 @@ impl Prepared {
                 "" => {
                     let unless = if e.speculation.is_some() { " where nobody guesses" } else { "" };
                     let host = match &self.no_side_tables[..] {
-                        "" => "constraints and prompt_logprobs".to_owned(),
+                        "" => "prompt_logprobs".to_owned(),
                         why => format!("constraints, penalties, biases, min_tokens and prompt_logprobs ({why})"),
                     };
                     let tables = match e.side_rows {

@@ -90,6 +90,8 @@ pub struct Tally {
     pub side_rows: u64,
     /// The same, behind guesses, with counts of their own.
     pub side_guesses: u64,
+    /// Rows sampled on the device with a mask that a grammar made.
+    pub guided_rows: u64,
     /// Right guesses that the device sampled.
     pub accepted_on_device: u64,
     /// Requests refused because too many waited.
@@ -164,6 +166,7 @@ impl std::ops::AddAssign for Tally {
         self.sampled_guesses += o.sampled_guesses;
         self.side_rows += o.side_rows;
         self.side_guesses += o.side_guesses;
+        self.guided_rows += o.guided_rows;
         self.accepted_on_device += o.accepted_on_device;
         self.refused += o.refused;
         self.state_moves += o.state_moves;

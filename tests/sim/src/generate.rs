@@ -491,7 +491,7 @@ fn use_side_tables(seed: u64, config: &EngineConfig, arrivals: &mut [Arrival]) {
     if config.side_rows == 0 || !rng.one_in(2) {
         return;
     }
-    let (n_ids, leaves_grammars) = (config.tokenizer_vocab_size, rng.one_in(4));
+    let (n_ids, leaves_grammars) = (config.tokenizer_vocab_size, rng.one_in(2));
     for arrival in arrivals {
         if !leaves_grammars {
             arrival.grammar = None;

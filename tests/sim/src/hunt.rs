@@ -76,7 +76,8 @@ pub fn expected(bug: Bug) -> &'static [Check] {
         | Bug::RightGuessesAreNotCounted
         | Bug::BiasOfTheNeighbour
         | Bug::MaskOutlivesMinTokens
-        | Bug::SideRowKeepsItsPast => &[Side],
+        | Bug::SideRowKeepsItsPast
+        | Bug::MadeMaskIsNotWritten => &[Side],
         Bug::WastedTokenIsHeard => &[Heard, Baseline],
         Bug::FreedBeforeTheStepBehind => &[Table],
         Bug::DraftRowsOutliveTheirPage => &[Page],
@@ -116,8 +117,9 @@ pub fn expected(bug: Bug) -> &'static [Check] {
         | Bug::CoalescingHasNoBound => &[Order],
         Bug::CoalescingHoldsWithoutWork => &[Order, Assertion],
         Bug::RefusalCountsWhoeverWaits | Bug::BurstSlipsThrough => &[Refusal],
-        Bug::MaskOfTheFirstRowForAll => &[Heard, Assertion],
-        Bug::GuessStaysInTheGrammar | Bug::WholeAnswerGoesOn | Bug::FailureAheadEndsTheAnswer => &[Heard],
+        Bug::MaskOfTheFirstRowForAll => &[Heard, Assertion, Side],
+        Bug::GuessStaysInTheGrammar => &[Heard, Side],
+        Bug::WholeAnswerGoesOn | Bug::FailureAheadEndsTheAnswer => &[Heard],
         Bug::HeldPageIsEvicted | Bug::ReleaseStartsAtTheFront => &[Conservation, Assertion],
         // There are no threads here.
         Bug::NewestIsTakenFirst

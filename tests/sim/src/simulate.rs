@@ -274,6 +274,9 @@ impl<'s> Simulation<'s> {
         self.now_ns = self.now_ns.saturating_add(1000 + 100 * u64::from(plan.n_tokens));
         match result {
             Ok(()) => {
+                if plan.samples_later {
+                    self.sample_masked(&plan)?;
+                }
                 self.take_in(plan);
                 self.heard()?;
                 if self.replay(fault)? {

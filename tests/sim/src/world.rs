@@ -18,6 +18,7 @@ use tokenspeed_core::{
 use crate::{
     check::{Check, Failure},
     fingerprint::{mix, start},
+    grammar::Grammar,
 };
 
 /// Tokens of a request, and the fingerprint after each.
@@ -126,6 +127,8 @@ pub struct Wishes {
     pub prompt_tokens: usize,
     /// Ids that end its answer.
     pub eos_ids: Vec<u32>,
+    /// What its answer must look like.
+    pub grammar: Option<Grammar>,
 }
 
 /// What the device knows about a page of a component.
@@ -199,6 +202,8 @@ pub struct World {
     pub n_side_rows: u64,
     /// The same, behind guesses, with counts of their own.
     pub n_side_guesses: u64,
+    /// Rows sampled with a mask that a grammar made.
+    pub n_guided_rows: u64,
     /// Steps that ran.
     pub n_steps: u64,
     /// Rows that went on in another state slot than they came from.
@@ -265,6 +270,7 @@ impl World {
             n_sampled_guesses: 0,
             n_side_rows: 0,
             n_side_guesses: 0,
+            n_guided_rows: 0,
             n_steps: 0,
             n_state_moves: 0,
             n_replays: 0,

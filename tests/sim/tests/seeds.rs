@@ -42,6 +42,7 @@ fn the_first_seeds_fail_nowhere_and_reach_everything() {
         ("rows behind guesses sampled there", t.sampled_guesses),
         ("rows sampled there with side tables", t.side_rows),
         ("rows behind guesses with counts of their own", t.side_guesses),
+        ("rows with a grammar's mask", t.guided_rows),
         ("right guesses sampled there", t.accepted_on_device),
     ];
     assert!(reached.iter().all(|(_, n)| *n > 10), "{reached:?}");

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use tokenspeed_backend_api::{abi::ts_sample, sdk::StepView, tensor::View};
+use tokenspeed_core::grammar::TokenMask;
 
 use super::{
     ops::{Outcome, fail},
@@ -11,6 +12,7 @@ use super::{
 };
 use crate::{
     check::Check,
+    grammar::Grammar,
     world::{Wishes, World},
 };
 
@@ -55,6 +57,7 @@ pub fn check(world: &mut World, step: &StepView<'_>, views: &[View]) -> Outcome 
         }
         let handles = [sample.counts_handle, sample.bias_handle, sample.mask_handle];
         world.n_side_rows += u64::from(handles != [0; 3]);
+        world.n_guided_rows += u64::from(wishes.grammar.is_some());
         world.n_side_guesses += u64::from(is_guess && sample.counts_handle > 0);
     }
     Ok(())
@@ -62,7 +65,7 @@ pub fn check(world: &mut World, step: &StepView<'_>, views: &[View]) -> Outcome 
 
 /// What is wrong with a row's record, or with what it names.
 fn wrong(tables: &Tables<'_>, sample: &ts_sample, wishes: &Wishes, text: &[u32], n_ids: u32) -> Option<String> {
-    let Wishes { sampling: s, prompt_tokens, eos_ids } = wishes;
+    let Wishes { sampling: s, prompt_tokens, eos_ids, grammar } = wishes;
     let penalties = [sample.repetition_penalty, sample.frequency_penalty, sample.presence_penalty];
     let wanted = [s.repetition_penalty, s.frequency_penalty, s.presence_penalty];
     if penalties != wanted && sample.counts_handle > 0 || wanted != [1.0, 0.0, 0.0] && sample.counts_handle == 0 {
@@ -72,6 +75,14 @@ fn wrong(tables: &Tables<'_>, sample: &ts_sample, wishes: &Wishes, text: &[u32],
         return Some("names rows that do not exist".to_owned());
     }
     let (prompt, answer) = text.split_at((*prompt_tokens).min(text.len()));
+    let of_grammar = match grammar {
+        None => None,
+        Some(grammar) => match of_grammar(grammar, answer, eos_ids, n_ids) {
+            Some(mask) => Some(mask),
+            // Nobody looks at what is sampled there.
+            None => return None,
+        },
+    };
     for id in 0..n_ids {
         let n = answer.iter().filter(|token| **token == id).count() as u32;
         if sample.counts_handle > 0 {
@@ -92,6 +103,7 @@ fn wrong(tables: &Tables<'_>, sample: &ts_sample, wishes: &Wishes, text: &[u32],
         let completes = |word: &Vec<u32>| word.last() == Some(&id) && text.ends_with(&word[..word.len() - 1]);
         let ends = eos_ids.contains(&id) || s.stop_token_ids.contains(&id);
         let is_allowed = s.allowed_token_ids.as_ref().is_none_or(|ids| ids.contains(&id))
+            && of_grammar.as_ref().is_none_or(|mask| mask.allows(id))
             && !s.bad_words.iter().any(completes)
             && !(ends && answer.len() < s.min_tokens as usize);
         let found = match sample.mask_handle {
@@ -103,4 +115,15 @@ fn wrong(tables: &Tables<'_>, sample: &ts_sample, wishes: &Wishes, text: &[u32],
         }
     }
     None
+}
+
+/// What may follow an answer, if the grammar lets it come this far and says.
+fn of_grammar(grammar: &Grammar, answer: &[u32], eos_ids: &[u32], n_ids: u32) -> Option<TokenMask> {
+    for (n, &id) in answer.iter().enumerate() {
+        let is_over = grammar.is_whole(&answer[..n]) || eos_ids.contains(&id);
+        if is_over || !grammar.mask(&answer[..n], n_ids).ok()?.allows(id) {
+            return None;
+        }
+    }
+    if grammar.is_whole(answer) { None } else { grammar.mask(answer, n_ids).ok() }
 }

@@ -98,6 +98,7 @@ impl Simulation<'_> {
         (tally.steps, tally.state_moves, tally.guesses) = (world.n_steps, world.n_state_moves, world.n_guesses);
         (tally.sampled, tally.sampled_guesses) = (world.n_sampled, world.n_sampled_guesses);
         (tally.side_rows, tally.side_guesses) = (world.n_side_rows, world.n_side_guesses);
+        tally.guided_rows = world.n_guided_rows;
         (tally.replays, tally.moves, tally.draft_rows) = (world.n_replays, world.n_moves, world.n_draft_rows);
         let metrics = self.engine.metrics();
         (tally.stores, tally.loads) = (metrics.host_stored, metrics.host_loaded);

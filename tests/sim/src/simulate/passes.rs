@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use tokenspeed_core::{
     driver::StepRunner,
-    engine::{EngineConfig, EngineState, Logits, Pass, Plan},
+    engine::{EngineConfig, EngineState, Logits, Pass, Plan, SamplingStep},
     request::RequestId,
     sampler::device::{Sampled, SampledPasses},
     step::StepBuffer,
@@ -57,6 +57,7 @@ impl Simulation<'_> {
     pub(super) fn compute(&mut self, plan: &Plan, fault: Option<FaultyPass>) -> Result<Result<(), String>, Failure> {
         let fault_of = |pass| FaultyPass::of(fault, pass, plan, &self.scenario.config);
         let mut result = Ok(());
+        let samples = plan.is_sampled && !plan.samples_later;
         let side = self.engine.side_updates();
         if !side.is_empty() {
             let written = self.program.write_side(side);
@@ -65,7 +66,7 @@ impl Simulation<'_> {
         if plan.n_rows > 0 {
             self.registered.world.lock().begin_pass(Pass::Forward, plan.verify.is_none(), fault_of(Pass::Forward));
             digest(&mut self.outcome, &self.step);
-            result = match plan.is_sampled {
+            result = match samples {
                 true => self.program.run_sampled(Pass::Forward, self.step.bytes(), plan.n_logit_rows),
                 false => self.program.run(Pass::Forward, self.step.bytes(), plan.n_logit_rows),
             };
@@ -75,7 +76,7 @@ impl Simulation<'_> {
             self.registered.world.lock().begin_pass(Pass::Verify, true, fault_of(Pass::Verify));
             let step = self.engine.verify_step();
             digest(&mut self.outcome, step);
-            result = match plan.is_sampled {
+            result = match samples {
                 true => self.program.run_sampled(Pass::Verify, step.bytes(), n_logit_rows),
                 false => self.program.run(Pass::Verify, step.bytes(), n_logit_rows),
             };
@@ -83,6 +84,22 @@ impl Simulation<'_> {
         }
         self.replay_fault = fault_of(Pass::Replay);
         Ok(result)
+    }
+
+    /// Sample the rows of a turn that waited for masks.
+    pub(super) fn sample_masked(&mut self, plan: &Plan) -> Result<(), Failure> {
+        let SamplingStep { side, forward, verify } = self.engine.sampling_step(plan);
+        let written = if side.is_empty() { Ok(()) } else { self.program.write_side(side) };
+        ensure(written.is_ok(), Check::Load, || format!("masks were not written: {written:?}"))?;
+        let passes = [(Pass::Forward, forward, plan.n_logit_rows), (Pass::Verify, verify, plan.verify.unwrap_or(0))];
+        let mut result = Ok(());
+        for (pass, step, n_logit_rows) in passes {
+            let Some(step) = step else { continue };
+            digest(&mut self.outcome, step);
+            self.registered.world.lock().begin_pass(pass, true, None);
+            result = result.and_then(|()| self.program.sample(pass, step.bytes(), n_logit_rows));
+        }
+        self.seen(&result)
     }
 
     /// What the device found, if it found something.

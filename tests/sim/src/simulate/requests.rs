@@ -91,7 +91,8 @@ impl<'s> Simulation<'s> {
         let truth = Truth::new(arrival.salt.as_deref(), &alone.request.prompt);
         let sampling = alone.request.sampling.clone();
         let eos_ids = if sampling.ignore_eos { Vec::new() } else { config.eos_ids.clone() };
-        let wishes = Wishes { sampling, prompt_tokens: alone.request.prompt.len(), eos_ids };
+        let (prompt_tokens, grammar) = (alone.request.prompt.len(), arrival.grammar.clone());
+        let wishes = Wishes { sampling, prompt_tokens, eos_ids, grammar };
         let mut world = self.registered.world.lock();
         world.truths.insert(id, truth);
         world.wishes.insert(id, wishes);
