@@ -87,6 +87,8 @@ pub struct Metrics {
     pub steps: u64,
     /// Nanoseconds spent in steps.
     pub step_ns: u64,
+    /// Guesses of a request in a step, at most; 0: none are made.
+    pub draft_max: u32,
     /// Guessed tokens that were checked, by their place in the guess.
     pub drafts: [u64; DRAFT_MAX as usize],
     /// Of these, the right ones.

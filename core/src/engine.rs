@@ -747,6 +747,7 @@ impl EngineState {
             preemptions: self.scheduler.n_preemptions,
             steps: counters.steps,
             step_ns: counters.step_ns,
+            draft_max: self.config.speculation.map_or(0, |speculation| speculation.draft_max),
             drafts: counters.drafts,
             accepted: counters.accepted,
             branches: counters.branches,

@@ -222,7 +222,7 @@ fn write_engine(out: &mut String, engine: &Metrics) {
         ("tokenspeed_accepted_tokens_total", "Of these, the right ones.", engine.accepted),
     ] {
         header(out, name, help, "counter");
-        for (position, count) in (1..).zip(counts.iter().take_while(|count| **count > 0)) {
+        for (position, count) in (1..).zip(counts.iter().take(engine.draft_max as usize)) {
             let _ = writeln!(out, "{name}{{position=\"{position}\"}} {count}");
         }
     }
@@ -283,10 +283,28 @@ mod tests {
     }
 
     #[test]
+    fn guesses_are_counted_at_every_place_there_is() {
+        let of = |engine: &Metrics| -> Vec<String> {
+            let page = ServerMetrics::default().render(Some(engine), 0);
+            let is_sample = |line: &&str| line.starts_with("tokenspeed_") && line.contains("{position=");
+            page.lines().filter(is_sample).map(|line| line.trim_start_matches("tokenspeed_").to_owned()).collect()
+        };
+        let mut engine = Metrics { draft_max: 3, ..Metrics::default() };
+        // The first guess was always wrong; the third was never made.
+        (engine.drafts[0], engine.drafts[1]) = (5, 2);
+        let expected = [("draft", [5, 2, 0]), ("accepted", [0, 0, 0])].map(|(name, counts)| {
+            (1..).zip(counts).map(move |(n, count)| format!("{name}_tokens_total{{position=\"{n}\"}} {count}"))
+        });
+        assert_eq!(of(&engine), expected.into_iter().flatten().collect::<Vec<_>>());
+        assert_eq!(of(&Metrics::default()), [""; 0], "nobody guesses");
+    }
+
+    #[test]
     fn the_document_lists_what_the_page_has() {
         let metrics = ServerMetrics::default();
         let mut engine = Metrics::default();
         // Series without a sample have a header, and so a name.
+        engine.draft_max = 1;
         (engine.drafts[0], engine.accepted[0]) = (2, 1);
         let page = metrics.render(Some(&engine), 0);
         let headers = page.lines().filter_map(|line| line.strip_prefix("# TYPE "));

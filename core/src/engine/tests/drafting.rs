@@ -1,11 +1,11 @@
 //! Guesses that do not pay, and texts in which none are found: turns without them are planned ahead as if there were no
 //! speculation, and the text is the same.
 
-use super::fake::Rig;
+use super::{fake::Rig, simulation::Rng};
 use crate::{
     engine::EngineConfig,
     request::{Request, RequestId, SamplingParams},
-    speculation::{DraftModel, SpeculationConfig},
+    speculation::{DRAFT_MAX, DraftModel, SpeculationConfig},
 };
 
 const N_TOKENS: u32 = 1500;
@@ -79,4 +79,40 @@ fn where_nothing_is_found_nobody_looks() {
     });
     assert_eq!(same, texts);
     assert!(n_ahead * 100 >= n_turns * 97, "{n_ahead} of {n_turns} turns planned ahead");
+}
+
+/// Guesses from the text against answers that are known beforehand: how many of each place were checked, and right.
+#[test]
+fn guesses_are_counted_by_their_place() {
+    for (seed, draft_max) in [(1, 3), (2, 8), (3, 1)] {
+        let mut config = config();
+        config.speculation = Some(SpeculationConfig { draft_max, ngram: 1, branches: 0 });
+        let width = config.vocab_size as usize;
+        let rng = &mut Rng(seed);
+        // Runs of a few tokens that come again and again, now and then with another one in them.
+        let script: Vec<u32> = (0..400).map(|n| if rng.one_in(9) { rng.below(21) } else { n % 5 }).collect();
+        let mut rig = Rig::new(config);
+        let sampling = SamplingParams { max_tokens: 400, temperature: 0.0, ..SamplingParams::default() };
+        let id = rig.submit(Request { prompt: vec![1, 2, 3, 4, 0, 1, 2, 3, 4, 0], sampling, ..Request::default() });
+        let (mut checked, mut right) = ([0; DRAFT_MAX as usize], [0; DRAFT_MAX as usize]);
+        while let Some(plan) = rig.plan() {
+            let done = rig.ids(id).len();
+            let (body, _) = rig.engine.queues.iter_running().next().expect("it runs").parts();
+            let guesses = body.drafts.ids.clone();
+            let n_right = guesses.iter().zip(&script[done..]).take_while(|(guess, said)| guess == said).count();
+            checked.iter_mut().take(guesses.len()).for_each(|n| *n += 1);
+            right.iter_mut().take(n_right).for_each(|n| *n += 1);
+            let mut rows = vec![0.0; width * plan.n_logit_rows as usize];
+            for (row, said) in rows.chunks_exact_mut(width).zip(&script[done..]) {
+                row[*said as usize] = 10.0;
+            }
+            rig.finish_step_with(plan, &rows);
+        }
+        assert_eq!(rig.ids(id), script);
+        let metrics = rig.engine.metrics();
+        assert_eq!((metrics.drafts, metrics.accepted), (checked, right), "at most {draft_max} guesses");
+        assert_eq!(metrics.draft_max, draft_max);
+        let last = draft_max as usize - 1;
+        assert!(checked[last] > right[last] && right[last] > 0, "{checked:?} {right:?}");
+    }
 }
