@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use tokenspeed_core::speculation::{BRANCHES_MAX, DRAFT_MAX};
 
+use crate::error::CliError;
+
 /// How numbers are computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
@@ -121,6 +123,10 @@ pub enum SchedulingPolicy {
 /// Guesses per sequence and step, where the user is silent: from the text, which cost nothing to make, and by a model.
 const LOOKUP_TOKENS: u32 = 12;
 const MODEL_TOKENS: u32 = 3;
+/// Tokens that must repeat before a guess is made from the text.
+const LOOKUP_NGRAM: u32 = 3;
+/// Steps in which later prompts may go first.
+const OVERTAKEN_STEPS: u32 = 64;
 
 /// What to load and how.
 #[derive(Clone, Debug, Args)]
@@ -169,9 +175,9 @@ pub struct EngineOptions {
     /// Whose prompt is computed first, within a priority class
     #[arg(long, alias = "schedule-policy", value_enum, default_value_t)]
     pub scheduling_policy: SchedulingPolicy,
-    /// With shortest-prefill: after so many steps in which later prompts went first, a prompt is next
-    #[arg(long, default_value_t = 64, value_name = "STEPS")]
-    pub max_overtaken_steps: u32,
+    /// With shortest-prefill: after so many steps in which later prompts went first, a prompt is next [default: 64]
+    #[arg(long, value_name = "STEPS")]
+    pub max_overtaken_steps: Option<u32>,
     /// Keep a prompt waiting this long for others to share its forward pass while somebody decodes; 0 = never
     #[arg(long, default_value_t = 0, value_name = "MS")]
     pub prefill_coalescing_ms: u32,
@@ -209,12 +215,12 @@ pub struct EngineOptions {
     /// Guesses per sequence and step, at most [default: 12 from the text, 3 by a model]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(DRAFT_MAX)))]
     pub speculative_num_draft_tokens: Option<u32>,
-    /// Continuations checked beside each other, at most: 1 is a chain of guesses, more make it a tree
-    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 + i64::from(BRANCHES_MAX)))]
-    pub speculative_eagle_topk: u32,
-    /// Tokens that must repeat before a guess is made
-    #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16))]
-    pub speculative_ngram: u32,
+    /// Continuations checked beside each other, at most: 1 is a chain of guesses, more make it a tree [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 + i64::from(BRANCHES_MAX)))]
+    pub speculative_eagle_topk: Option<u32>,
+    /// With ngram: tokens that must repeat before a guess is made [default: 3]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16))]
+    pub speculative_ngram: Option<u32>,
     /// Recurrent states kept at most for the prefix cache, if memory allows [default: four per sequence]
     #[arg(long, value_name = "N")]
     pub prefix_snapshots: Option<u32>,
@@ -236,6 +242,76 @@ impl EngineOptions {
             SpeculativeAlgorithm::None | SpeculativeAlgorithm::Ngram => LOOKUP_TOKENS,
             SpeculativeAlgorithm::Eagle3 | SpeculativeAlgorithm::DraftModel => MODEL_TOKENS,
         })
+    }
+
+    /// Tokens that must repeat before a guess is made from the text.
+    pub fn ngram(&self) -> u32 {
+        self.speculative_ngram.unwrap_or(LOOKUP_NGRAM)
+    }
+
+    /// Continuations beside the first, at most.
+    pub fn branches(&self) -> u32 {
+        self.speculative_eagle_topk.map_or(0, |most| most - 1)
+    }
+
+    /// Steps in which later prompts may go first.
+    pub fn overtaken_steps(&self) -> u32 {
+        self.max_overtaken_steps.unwrap_or(OVERTAKEN_STEPS)
+    }
+
+    /// Refuse an option that another one makes meaningless, whichever command it was given to. What depends on the model is
+    /// refused when that is known.
+    pub fn refuse_idle(&self) -> Result<(), CliError> {
+        use SpeculativeAlgorithm::{DraftModel, Eagle3, Ngram, None};
+        let algorithm = self.speculative_algorithm;
+        let idle = [
+            (
+                self.speculative_draft_model.is_some() && !matches!(algorithm, Eagle3 | DraftModel),
+                "--speculative-draft-model",
+                "a draft model is used by the algorithms eagle3 and draft-model only",
+                "give one of them as --speculative-algorithm",
+            ),
+            (
+                self.speculative_num_draft_tokens.is_some() && algorithm == None,
+                "--speculative-num-draft-tokens",
+                "nothing is guessed without an algorithm",
+                "give --speculative-algorithm too",
+            ),
+            (
+                self.speculative_eagle_topk.is_some() && algorithm == None,
+                "--speculative-eagle-topk",
+                "nothing is guessed without an algorithm",
+                "give --speculative-algorithm too",
+            ),
+            (
+                self.speculative_ngram.is_some() && algorithm != Ngram,
+                "--speculative-ngram",
+                "only the algorithm ngram looks for tokens that repeat",
+                "give --speculative-algorithm ngram, or leave it out",
+            ),
+            (
+                self.skip_server_warmup && !matches!(algorithm, Eagle3 | DraftModel),
+                "--skip-server-warmup",
+                "nothing is measured at start without a draft model",
+                "leave it out",
+            ),
+            (
+                self.max_overtaken_steps.is_some() && self.scheduling_policy == SchedulingPolicy::Fcfs,
+                "--max-overtaken-steps",
+                "first come, first served lets nobody be overtaken",
+                "give --scheduling-policy shortest-prefill too, or leave it out",
+            ),
+            (
+                self.prefix_snapshots.is_some() && self.no_prefix_cache,
+                "--prefix-snapshots",
+                "without a prefix cache no recurrent states are kept",
+                "leave it or --no-prefix-cache out",
+            ),
+        ];
+        match idle.into_iter().find(|(is_idle, ..)| *is_idle) {
+            Option::None => Ok(()),
+            Some((_, option, what, hint)) => Err(CliError::usage(what, option, hint)),
+        }
     }
 }
 
@@ -290,6 +366,55 @@ mod tests {
             assert_eq!(ReasoningParser::from_str(name, false), Ok(ReasoningParser::KimiK3));
         }
         assert_eq!(ToolCallParser::from_str("kimi_k2", false), Ok(ToolCallParser::KimiK2));
+    }
+
+    fn parsed(words: &str) -> EngineOptions {
+        use clap::Parser as _;
+        let line = format!("tokenspeed plan m {words}");
+        let cli = crate::cli::Cli::try_parse_from(line.split_whitespace()).expect(words);
+        let crate::cli::Command::Plan(args) = cli.command else { panic!("plan") };
+        args.engine
+    }
+
+    #[test]
+    fn an_option_that_another_makes_meaningless_is_refused_by_name() {
+        for (words, part) in [
+            ("--speculative-draft-model d", "--speculative-algorithm"),
+            ("--speculative-draft-model d --speculative-algorithm ngram", "eagle3 and draft-model only"),
+            ("--speculative-num-draft-tokens 12", "--speculative-algorithm"),
+            ("--speculative-eagle-topk 1", "--speculative-algorithm"),
+            ("--speculative-ngram 3", "--speculative-algorithm ngram"),
+            (
+                "--speculative-ngram 3 --speculative-algorithm eagle3 --speculative-draft-model d",
+                "only the algorithm ngram",
+            ),
+            (
+                "--speculative-ngram 3 --speculative-algorithm draft-model --speculative-draft-model d",
+                "only the algorithm ngram",
+            ),
+            ("--skip-server-warmup", "without a draft model"),
+            ("--skip-server-warmup --speculative-algorithm ngram", "without a draft model"),
+            ("--max-overtaken-steps 64", "--scheduling-policy shortest-prefill"),
+            ("--max-overtaken-steps 64 --scheduling-policy fcfs", "--scheduling-policy shortest-prefill"),
+            ("--prefix-snapshots 4 --no-prefix-cache", "--no-prefix-cache"),
+        ] {
+            let error = parsed(words).refuse_idle().expect_err(words);
+            let option = words.split_whitespace().next().expect("a word");
+            let text = error.render();
+            assert_eq!((error.place.as_str(), error.exit_code), (option, 2), "{words}: {text}");
+            assert!(text.contains(part) && text.lines().count() == 2, "{words}: {text}");
+        }
+        for words in [
+            "",
+            "--no-prefix-cache",
+            "--prefix-snapshots 4",
+            "--scheduling-policy shortest-prefill --max-overtaken-steps 2",
+            "--speculative-algorithm ngram --speculative-ngram 1 --speculative-num-draft-tokens 4 --speculative-eagle-topk 3",
+            "--speculative-algorithm eagle3 --speculative-draft-model d --speculative-num-draft-tokens 4 --speculative-eagle-topk 3",
+            "--speculative-algorithm draft-model --speculative-draft-model d --skip-server-warmup",
+        ] {
+            parsed(words).refuse_idle().expect(words);
+        }
     }
 
     #[test]

@@ -69,6 +69,7 @@ pub fn run(mut args: ServeArgs) -> Result<(), CliError> {
         let what = if key.trim().is_empty() { "an API key is empty" } else { "an API key has blanks around it" };
         return Err(CliError::usage(what, "--api-key or TOKENSPEED_API_KEY", "give each key as one word"));
     }
+    args.engine.refuse_idle()?;
     let kv_events = args.kv_events.config()?;
     if let Some(config) = &kv_events {
         if args.engine.no_prefix_cache {

@@ -61,11 +61,8 @@ impl Draft {
         let wants =
             matches!(options.speculative_algorithm, SpeculativeAlgorithm::Eagle3 | SpeculativeAlgorithm::DraftModel);
         let path = match (&options.speculative_draft_model, wants) {
-            (None, false) => return Ok(None),
-            (Some(_), false) => {
-                let what = "a draft model is used by the algorithms eagle3 and draft-model only";
-                return Err(CliError::usage(what, "--speculative-draft-model", "give --speculative-algorithm too"));
-            }
+            // A stray one was refused with the other idle options.
+            (_, false) => return Ok(None),
             (None, true) => {
                 let what = "this algorithm needs a draft model";
                 return Err(CliError::usage(what, option(options), "give it as --speculative-draft-model"));

@@ -81,8 +81,13 @@ const DEVICE_MEMORY_PERCENT: u64 = 90;
 
 impl Prepared {
     pub fn new(options: &EngineOptions, shape: Shape) -> Result<Self, CliError> {
+        options.refuse_idle()?;
         let place = resolve_model(&options.model)?;
         let model = open_model(options, &place, shape)?;
+        if options.prefix_snapshots.is_some() && !has_state(&model) {
+            let what = format!("{} models have no recurrent state to keep", model.config.architecture());
+            return Err(CliError::usage(what, "--prefix-snapshots", "leave it out"));
+        }
         let frontend = match shape {
             Shape::Serve => text::of_model(&model, options)?,
             // Token ids only: a broken or missing tokenizer is no reason to show nothing.
@@ -478,15 +483,15 @@ fn engine_config(
             SchedulingPolicy::Fcfs => Order::FirstCome,
             SchedulingPolicy::ShortestPrefill => Order::ShortestPrefill,
         },
-        overtaken_steps_max: options.max_overtaken_steps,
+        overtaken_steps_max: options.overtaken_steps(),
         coalescing_ns: u64::from(options.prefill_coalescing_ms) * 1_000_000,
     };
     config.cache_events = options.cache_events;
     config.draft = draft.map(Draft::model);
-    let looks_up = shape == Shape::Serve && options.speculative_algorithm == SpeculativeAlgorithm::Ngram;
+    let looks_up = !matches!(shape, Shape::Logits(_)) && options.speculative_algorithm == SpeculativeAlgorithm::Ngram;
     if looks_up || draft.is_some() {
-        let (draft_max, ngram) = (options.draft_tokens(), options.speculative_ngram);
-        let branches = options.speculative_eagle_topk - 1;
+        let (draft_max, ngram) = (options.draft_tokens(), options.ngram());
+        let branches = options.branches();
         if branches > 0 && !device.branch_rows() {
             let what = "this backend checks one continuation at a time";
             return Err(CliError::usage(what, "--speculative-eagle-topk", "give 1, or leave it out"));

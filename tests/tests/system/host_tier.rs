@@ -62,8 +62,9 @@ impl StepRunner for Damaging {
 }
 
 /// Two conversations that begin with so many tokens, too long to be on the device together.
-fn tiers(folder: &models::Folder, words: &str, first: [usize; 2]) {
-    let options = support::options(&folder.model(), &format!("{SMALL} {HOST} {words}"));
+/// `states`: words about those that are kept.
+fn tiers(folder: &models::Folder, words: &str, states: &str, first: [usize; 2]) {
+    let options = support::options(&folder.model(), &format!("{SMALL} {HOST} {words} {states}"));
     let armed = Arc::new(AtomicBool::new(false));
     let shared = Arc::clone(&armed);
     let between = Box::new(|program| Box::new(Damaging { program, armed: shared }) as Box<dyn StepRunner>);
@@ -108,12 +109,12 @@ fn tiers(folder: &models::Folder, words: &str, first: [usize; 2]) {
 
 #[test]
 fn a_conversation_comes_back_from_host_memory() {
-    tiers(&models::tiny(), "--max-model-len 256", [150, 140]);
+    tiers(&models::tiny(), "--max-model-len 256", "", [150, 140]);
 }
 
 #[test]
 fn a_conversation_with_recurrent_state_comes_back_from_host_memory() {
-    tiers(&models::kimi(), "--max-model-len 320 --prefix-snapshots 1", [210, 200]);
+    tiers(&models::kimi(), "--max-model-len 320", "--prefix-snapshots 1", [210, 200]);
 }
 
 /// Without room on the device for both, the second turn computes everything; that is what the tier is for.

@@ -196,11 +196,10 @@ fn prefix_cache_and_speculation() {
     let plain = engine(&folder, "--no-prefix-cache");
     // Every way asks the same, so the answers alone are found once.
     let mut alone: Vec<Answer> = Vec::new();
-    for (k, cache) in [(1, ""), (3, ""), (7, ""), (7, "--no-prefix-cache"), (3, "--chunked-prefill-size 64")] {
-        let words = format!(
-            "--speculative-algorithm ngram --speculative-ngram 1 --speculative-num-draft-tokens {} --prefix-snapshots 4 {cache}",
-            k
-        );
+    let kept = ["--prefix-snapshots 4", "--no-prefix-cache", "--prefix-snapshots 4 --chunked-prefill-size 64"];
+    for (k, cache) in [(1, kept[0]), (3, kept[0]), (7, kept[0]), (7, kept[1]), (3, kept[2])] {
+        let words =
+            format!("--speculative-algorithm ngram --speculative-ngram 1 --speculative-num-draft-tokens {} {cache}", k);
         let guessing = engine(&folder, &words);
         let (mut talk, mut cached) = (ids(3, 60), 0);
         for turn in 0..6u32 {

@@ -77,6 +77,8 @@ pub struct Subject {
     pub model: fn() -> models::Folder,
     /// A draft for the model.
     draft: fn(&models::Folder) -> models::Folder,
+    /// It has recurrent states: options about them are refused without.
+    pub has_states: bool,
     /// Where guesses come from.
     pub guesses: &'static [&'static str],
     pub mode: &'static str,
@@ -90,6 +92,7 @@ pub const KIMI_EXACT: Subject = Subject {
     name: "kimi_exact",
     model: models::small_kimi,
     draft: random_draft,
+    has_states: true,
     guesses: KIMI_GUESSES,
     mode: "exact",
     vocabulary: 250,
@@ -101,6 +104,7 @@ pub const LLAMA_FAST: Subject = Subject {
     name: "llama_fast",
     model: models::tiny,
     draft: |_| models::tiny(),
+    has_states: false,
     guesses: LLAMA_GUESSES,
     mode: "fast",
     vocabulary: 250,
@@ -138,6 +142,11 @@ impl Subject {
         DIMENSIONS.iter().copied().chain([self.guesses])
     }
 
+    /// Whether a value says something, and something about this model.
+    pub fn takes(&self, word: &str) -> bool {
+        !word.is_empty() && (self.has_states || !word.starts_with("--prefix-snapshots"))
+    }
+
     /// The options of a seed: of each dimension the value whose turn it is, in an order drawn anew when all had one.
     pub fn draw(&self, seed: u64) -> String {
         let value = |(number, values): (usize, &'static [&'static str])| {
@@ -147,16 +156,18 @@ impl Subject {
             (1..order.len()).for_each(|i| order.swap(i, (random.next_u64() % (i as u64 + 1)) as usize));
             values[order[at]]
         };
-        self.dimensions().enumerate().map(value).filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
+        let words = self.dimensions().enumerate().map(value).filter(|word| self.takes(word));
+        words.collect::<Vec<_>>().join(" ")
     }
 
     /// Load the model with `words`; [`support::in_bytes`] has what `least` and `some` memory is.
     pub fn load(&self, bench: &Bench, words: &str) -> Arc<dyn Engine> {
-        let mut words = format!("--mode {} --max-model-len {} --skip-server-warmup {words}", self.mode, self.max_len);
+        let mut words = format!("--mode {} --max-model-len {} {words}", self.mode, self.max_len);
         let folder = &bench.folder;
         if words.contains(DRAFT) {
             let draft = bench.draft.get_or_init(|| (self.draft)(folder));
             words = words.replace(DRAFT, &draft.model());
+            words += " --skip-server-warmup";
         }
         let words = support::in_bytes(&folder.model(), &words);
         support::load(&folder.model(), &words).engine

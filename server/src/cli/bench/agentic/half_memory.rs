@@ -34,7 +34,7 @@ pub(super) fn measure(
     // A request and its next page always fit.
     let pages = (pages_needed / 2).max(longest + 1) as u32;
     let max_tokens = engine.max_tokens().expect("known in this process");
-    let smaller = with_pages(options, pages, engine.page_tokens(), max_tokens);
+    let smaller = with_pages(options, pages, engine.page_tokens(), max_tokens, engine.has_states());
     drop(engine);
     let engine = load(&smaller, source)?;
     let pages = engine.counters().map_or(0, |counters| counters.pages) as usize;
@@ -77,14 +77,20 @@ fn failed(error: String, options: &EngineOptions) -> CliError {
 
 /// Options with which the engine has `pages` pages, or a few less: it takes no more than all its sequences at full length
 /// can use, so the number and length of sequences say how many.
-fn with_pages(options: &EngineOptions, pages: u32, page_tokens: u32, max_tokens: u32) -> EngineOptions {
+fn with_pages(
+    options: &EngineOptions,
+    pages: u32,
+    page_tokens: u32,
+    max_tokens: u32,
+    has_states: bool,
+) -> EngineOptions {
     let per_sequence = (max_tokens / page_tokens).clamp(1, pages);
     let sequences = pages.div_ceil(per_sequence);
     let states = options.prefix_snapshots.unwrap_or(options.max_num_seqs.saturating_mul(4));
     EngineOptions {
         max_num_seqs: sequences,
         max_model_len: Some(pages / sequences * page_tokens),
-        prefix_snapshots: Some(states),
+        prefix_snapshots: (has_states && !options.no_prefix_cache).then_some(states),
         ..options.clone()
     }
 }
@@ -102,11 +108,13 @@ mod tests {
             panic!("plan")
         };
         let of = |pages, max_tokens| {
-            let options = with_pages(&args.engine, pages, 64, max_tokens);
+            let options = with_pages(&args.engine, pages, 64, max_tokens, true);
             (options.max_num_seqs, options.max_model_len.unwrap_or(0) / 64, options.prefix_snapshots)
         };
         assert_eq!(of(10, 6400), (1, 10, Some(256)));
         assert_eq!(of(250, 6400), (3, 83, Some(256)));
         assert_eq!(of(100, 6400), (1, 100, Some(256)));
+        let plain = with_pages(&args.engine, 10, 64, 6400, false);
+        assert_eq!(plain.prefix_snapshots, None, "a model without states refuses the option");
     }
 }

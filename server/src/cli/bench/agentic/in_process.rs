@@ -28,6 +28,11 @@ impl InProcess {
         Self { loaded, pool }
     }
 
+    /// The model has recurrent states.
+    pub fn has_states(&self) -> bool {
+        self.loaded.engine.metrics().states_total > 0
+    }
+
     /// Forget all cached prefixes.
     pub fn flush(&self) -> Result<(), String> {
         self.loaded.engine.flush_cache()
