@@ -334,6 +334,18 @@ impl DeviceProgram {
         self.host.as_mut()
     }
 
+    /// Fill every page and state with bytes that are no number in any type a cache may have: for tests of what reads a place
+    /// that nobody wrote.
+    pub fn poison_cache(&mut self) -> Result<(), BackendError> {
+        const PIECE: u64 = 1 << 20;
+        let (device, bytes) = (self.executable.device(), self.cache.bytes());
+        let poison = vec![0xff; PIECE.min(bytes) as usize];
+        for offset in (0..bytes).step_by(PIECE as usize) {
+            device.write(&self.cache, offset, &poison[..PIECE.min(bytes - offset) as usize])?;
+        }
+        Ok(())
+    }
+
     /// Programs or walker.
     pub fn via(&self) -> Via {
         self.executable.via()

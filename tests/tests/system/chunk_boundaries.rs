@@ -2,14 +2,25 @@
 //! with how many tokens it ends, changes nothing. In fast mode whole tiles of a prompt are matrix products, so a cut inside
 //! one shows in the last bits; in exact mode nothing does.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
-use tokenspeed_core::{client::Engine, request::Request};
+use tokenspeed_core::{
+    client::Engine,
+    driver::StepRunner,
+    engine::Pass,
+    load::DeviceProgram,
+    request::{Event, Request},
+    sampler::device::Sampled,
+};
+use tokenspeed_server::{engine_setup, progress::Silent};
 
 use crate::{
     batch_invariance::ids,
     support::{
-        Answer, finish, finish_all, greedy, load,
+        self, Answer, finish, finish_all, greedy, load,
         models::{self, long_tests},
         submit,
     },
@@ -80,20 +91,78 @@ fn chunked_prefill_boundary_mismatch_of_the_window() {
     }
 }
 
+/// Makes every page and state no number before the next step while `armed`.
+struct Poisoning {
+    program: DeviceProgram,
+    armed: Arc<AtomicBool>,
+}
+
+impl Poisoning {
+    fn poison(&mut self) -> Result<(), String> {
+        if self.armed.swap(false, Ordering::SeqCst) {
+            self.program.poison_cache().map_err(|error| error.to_string())?;
+        }
+        Ok(())
+    }
+}
+
+impl StepRunner for Poisoning {
+    fn run(&mut self, pass: Pass, step: &[u8], n_logit_rows: u32) -> Result<(), String> {
+        self.poison()?;
+        self.program.run(pass, step, n_logit_rows)
+    }
+
+    fn logits(&self, pass: Pass) -> &[f32] {
+        self.program.logits(pass)
+    }
+
+    fn run_sampled(&mut self, pass: Pass, step: &[u8], n_logit_rows: u32) -> Result<(), String> {
+        self.poison()?;
+        self.program.run_sampled(pass, step, n_logit_rows)
+    }
+
+    fn sampled(&self, pass: Pass) -> Sampled<'_> {
+        self.program.sampled(pass)
+    }
+
+    fn status(&self) -> Result<(), String> {
+        self.program.status()
+    }
+}
+
 /// Case 98 as far as a CPU goes: odd numbers of rows that end at different times; whatever pads a batch is nobody's state.
+/// Every place that no request holds is no number, the scratch slot too: who reads one shows it.
 #[test]
 fn odd_batches_of_recurrent_rows() {
     let folder = models::small_kimi();
-    let requests: Vec<Request> = (0..7).map(|n| greedy(&ids(n, 5 + 11 * n as usize), 3 + 4 * n)).collect();
+    let sizes: &[u32] = if long_tests() { &[5, 7, 50] } else { &[5, 7] };
+    let most = *sizes.last().expect("some");
+    let request = |n: u32| greedy(&ids(n, 5 + 11 * (n as usize % 13)), 3 + 4 * (n % 9));
+    let requests: Vec<Request> = (0..most).map(request).collect();
     let alone = engine(&folder, "--mode exact");
     let wanted: Vec<Answer> = requests.iter().map(|r| finish(submit(&*alone, r.clone()))).collect();
-    for n in [5, 7] {
-        let engine = load(&folder.model(), &format!("--mode exact --max-model-len 640 --max-num-seqs {n}")).engine;
-        for rows in 1..=n {
+    for &n in sizes {
+        let words = format!("--mode exact --max-model-len 640 --max-num-seqs {n} --no-prefix-cache --threads 1");
+        let options = support::options(&folder.model(), &format!("{words} --memory 900MiB"));
+        let armed = Arc::new(AtomicBool::new(false));
+        let shared = Arc::clone(&armed);
+        let between = Box::new(|program| Box::new(Poisoning { program, armed: shared }) as Box<dyn StepRunner>);
+        let engine = engine_setup::load_between(&options, &mut Silent, between).expect("loaded").engine;
+        for rows in (1..=n as usize).filter(|rows| *rows < 8 || [17, 33, 49, 50].contains(rows)) {
+            armed.store(true, Ordering::SeqCst);
             let answers = finish_all(&*engine, requests[..rows].to_vec());
+            assert!(!armed.load(Ordering::SeqCst), "nothing was poisoned");
             for (at, (found, wanted)) in answers.iter().zip(&wanted).enumerate() {
                 assert_eq!(found.numbers(), wanted.numbers(), "row {at} of {rows} of at most {n}");
             }
         }
+        // What is held is poisoned as well, if a request runs: it says so.
+        let mut running = submit(&*engine, greedy(&ids(1, 20), 200));
+        running.blocking_next().expect("it starts");
+        armed.store(true, Ordering::SeqCst);
+        let end = std::iter::from_fn(|| running.blocking_next()).last();
+        assert!(matches!(end, Some(Event::Failed { .. })), "poison does not show: {end:?}");
+        let again = finish(submit(&*engine, requests[0].clone()));
+        assert_eq!(again.numbers(), wanted[0].numbers(), "poison was left behind");
     }
 }
