@@ -214,7 +214,8 @@ impl<'s> Simulation<'s> {
             let plan = self.engine.plan(self.now_ns, &mut self.step);
             let holders: Vec<Holder> = self.engine.holders().collect();
             let opens = self.open();
-            self.watch.planned(&holders, &opens, available(&self.engine), &mut self.service)?;
+            let decisions = self.engine.decisions();
+            self.watch.planned(&holders, &opens, available(&self.engine), decisions, &mut self.service)?;
             self.service.planned(&holders, &opens, self.engine.decisions(), self.now_ns)?;
             (plan, holders)
         };

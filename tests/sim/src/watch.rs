@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tokenspeed_core::{
     engine::inspect::{Holder, Phase},
     request::RequestId,
+    scheduler::decision::{Decisions, What},
 };
 
 use crate::{
@@ -23,6 +24,8 @@ pub struct Watch {
     /// Before the plan, everybody decoded and the pages for a token of each were there.
     suffices: bool,
     page_tokens: u32,
+    /// Pages of each after the last plan.
+    had: BTreeMap<RequestId, u32>,
     /// Admitted by the last plan, with all of their tokens.
     admitted_whole: BTreeSet<RequestId>,
     in_flight: Vec<RequestId>,
@@ -63,6 +66,7 @@ impl Watch {
         holders: &[Holder],
         open: &Opens,
         n_available: u64,
+        decisions: &Decisions,
         service: &mut Service,
     ) -> Result<(), Failure> {
         let rank_of = |id: &RequestId| open.get(id).map(|open| open.rank);
@@ -74,11 +78,19 @@ impl Watch {
             ensure(stays.is_none() || open[id].is_loading, Check::Order, || {
                 format!("{id:?} of rank {victim:?} lost its memory, {stays:?} behind it did not")
             })?;
-            // Room for a page of each that ran was left when it was admitted, and none takes more than one.
+            // Room for a page of each that ran was left when it was admitted, also beside guesses. Where others still compute
+            // prompts: up to the one that took its memory, which decodes, none took more than one.
             let all_decode =
                 holders.iter().all(|holder| holder.phase == Phase::Decoding || !self.held_before.contains(&holder.id));
-            ensure(!(all_decode && self.admitted_whole.contains(id)), Check::Thrash, || {
-                format!("{id:?} was admitted in the plan before and lost its memory to requests that decode")
+            let taker = decisions.list.iter().find_map(|decision| match decision.what {
+                What::Preempted { by } if decision.id == *id => Some(by),
+                _ => None,
+            });
+            let at = holders.iter().position(|h| Some(h.id) == taker && h.phase == Phase::Decoding);
+            let is_modest = |h: &Holder| self.had.get(&h.id).is_some_and(|had| h.pages <= had + 1);
+            let are_modest = at.is_some_and(|at| holders[..=at].iter().all(is_modest));
+            ensure(!((all_decode || are_modest) && self.admitted_whole.contains(id)), Check::Thrash, || {
+                format!("{id:?} was admitted in the plan before and lost its memory to {taker:?}, which decodes")
             })?;
             ensure(!self.suffices, Check::Thrash, || {
                 format!("{id:?} lost its memory, though all decode and the pages for a token of each were there")
@@ -109,6 +121,7 @@ impl Watch {
             !self.held_before.contains(&holder.id) && len == Some(holder.computed + holder.planned)
         };
         self.admitted_whole = holders.iter().filter(|h| is_whole(h)).map(|h| h.id).collect();
+        self.had = holders.iter().map(|holder| (holder.id, holder.pages)).collect();
         self.in_flight = holders.iter().filter(|holder| holder.planned > 0).map(|holder| holder.id).collect();
         self.held_before = held;
         Ok(())
