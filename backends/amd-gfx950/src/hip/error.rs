@@ -48,12 +48,12 @@ pub enum HipError {
         found: String,
     },
     /// A call failed.
-    #[error("{call} failed on device {device}: {name} ({code}), {text}")]
+    #[error("{call} failed{place}: {name} ({code}), {text}")]
     Call {
         /// Function.
         call: &'static str,
-        /// Ordinal.
-        device: i32,
+        /// Where, as [`Place`] says it.
+        place: String,
         /// Status.
         code: i32,
         /// Its name.
@@ -61,6 +61,27 @@ pub enum HipError {
         /// Its description.
         text: String,
     },
+}
+
+/// The device of a call, as far as it is known, as words behind "failed".
+#[derive(Debug, Clone, Copy)]
+pub enum Place<'a> {
+    /// Of the library as a whole.
+    Library,
+    /// Its ordinal: nothing else is known yet.
+    Ordinal(i32),
+    /// Its ordinal and architecture.
+    Device(i32, &'a str),
+}
+
+impl std::fmt::Display for Place<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Library => Ok(()),
+            Self::Ordinal(ordinal) => write!(f, " on device {ordinal}"),
+            Self::Device(ordinal, architecture) => write!(f, " on device {ordinal} ({architecture})"),
+        }
+    }
 }
 
 /// The first parts of a version as people write it.
@@ -71,7 +92,7 @@ fn version(encoded: i32, parts: usize) -> String {
 
 impl Hip {
     /// Turns a status into a result.
-    pub fn check(&self, call: &'static str, device: i32, code: i32) -> Result<(), HipError> {
+    pub fn check(&self, call: &'static str, place: Place<'_>, code: i32) -> Result<(), HipError> {
         if code == 0 {
             return Ok(());
         }
@@ -82,13 +103,25 @@ impl Hip {
             // SAFETY: not null, zero-terminated, static.
             false => unsafe { CStr::from_ptr(p) }.to_string_lossy().into_owned(),
         };
-        Err(HipError::Call { call, device, code, name: words(name), text: words(text) })
+        Err(HipError::Call { call, place: place.to_string(), code, name: words(name), text: words(text) })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_failed_call_names_the_device_as_far_as_it_is_known() {
+        let line = |place: Place<'_>| {
+            let (name, text) = ("hipErrorUnknown".into(), "unknown error".into());
+            HipError::Call { call: "hipFree", place: place.to_string(), code: 999, name, text }.to_string()
+        };
+        assert_eq!(line(Place::Library), "hipFree failed: hipErrorUnknown (999), unknown error");
+        assert_eq!(line(Place::Ordinal(3)), "hipFree failed on device 3: hipErrorUnknown (999), unknown error");
+        let known = line(Place::Device(3, "gfx950:sramecc+:xnack-"));
+        assert_eq!(known, "hipFree failed on device 3 (gfx950:sramecc+:xnack-): hipErrorUnknown (999), unknown error");
+    }
 
     #[test]
     fn versions_are_said_as_people_write_them() {

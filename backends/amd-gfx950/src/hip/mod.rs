@@ -9,7 +9,7 @@ mod owners;
 mod table;
 mod types;
 
-pub use error::HipError;
+pub use error::{HipError, Place};
 pub use library::{candidates, load, load_from};
 pub use owners::{Buffer, Device, Event, Executable, Function, Graph, HostBuffer, Module, Queue};
 pub use table::{Hip, PROTOTYPES};

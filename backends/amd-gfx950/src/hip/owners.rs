@@ -8,7 +8,11 @@ use std::{
     sync::Arc,
 };
 
-use super::{error::HipError, table::Hip, types::*};
+use super::{
+    error::{HipError, Place},
+    table::Hip,
+    types::*,
+};
 
 type Result<T> = std::result::Result<T, HipError>;
 
@@ -36,7 +40,7 @@ macro_rules! call {
         // SAFETY: arguments are of the types that HIP declares (the table is checked against its header); handles and
         // addresses come from HIP and are owned by the objects that pass them.
         let status = unsafe { ($device.hip.$name)($($a),*) };
-        $device.hip.check(stringify!($name), $device.ordinal, status)
+        $device.hip.check(stringify!($name), $device.place(), status)
     }};
 }
 
@@ -52,7 +56,7 @@ impl Device {
         if status == NO_DEVICE || status == 0 && count == 0 {
             return Err(HipError::NoDevice { path: hip.path.clone() });
         }
-        hip.check("hipGetDeviceCount", -1, status)?;
+        hip.check("hipGetDeviceCount", Place::Library, status)?;
         Ok(count)
     }
 
@@ -65,7 +69,7 @@ impl Device {
         let mut raw = DeviceProperties([0; properties::BYTES]);
         // SAFETY: writes one structure of this size.
         let status = unsafe { (hip.hipGetDevicePropertiesR0600)(&mut raw, ordinal) };
-        hip.check("hipGetDeviceProperties", ordinal, status)?;
+        hip.check("hipGetDeviceProperties", Place::Ordinal(ordinal), status)?;
         let text = |at: usize| {
             let bytes = &raw.0[at..at + 256];
             let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
@@ -86,10 +90,14 @@ impl Device {
         }))
     }
 
+    fn place(&self) -> Place<'_> {
+        Place::Device(self.ordinal, &self.architecture)
+    }
+
     fn make_current(&self) -> Result<()> {
         // SAFETY: takes a number.
         let status = unsafe { (self.hip.hipSetDevice)(self.ordinal) };
-        self.hip.check("hipSetDevice", self.ordinal, status)
+        self.hip.check("hipSetDevice", self.place(), status)
     }
 
     /// Bytes of memory that are free now.
@@ -358,7 +366,7 @@ impl Event {
         if status == NOT_READY {
             return Ok(false);
         }
-        self.device.hip.check("hipEventQuery", self.device.ordinal, status).map(|()| true)
+        self.device.hip.check("hipEventQuery", self.device.place(), status).map(|()| true)
     }
 }
 

@@ -52,14 +52,6 @@ pub type CaptureMode = u32;
 /// Only the capturing thread is restricted.
 pub const CAPTURE_THREAD_LOCAL: CaptureMode = 1;
 
-/// `hipDeviceAttribute_t`.
-pub type DeviceAttribute = u32;
-/// Number of compute units.
-pub const ATTRIBUTE_COMPUTE_UNITS: DeviceAttribute = 63;
-
-/// `hipFunction_attribute`.
-pub type FunctionAttribute = u32;
-
 /// Streams that do not wait for the default stream.
 pub const STREAM_NON_BLOCKING: u32 = 1;
 /// Events without time stamps.

@@ -39,7 +39,6 @@ fn c_type(rust: &str) -> String {
         "i32" => "int",
         "u32" => "unsigned int",
         "u64" => "unsigned long long",
-        "f32" => "float",
         "usize" => "size_t",
         "c_void" => "void",
         "c_char" => "char",
@@ -52,8 +51,6 @@ fn c_type(rust: &str) -> String {
         "HipGraphNode" => "hipGraphNode_t",
         "MemcpyKind" => "hipMemcpyKind",
         "CaptureMode" => "hipStreamCaptureMode",
-        "DeviceAttribute" => "hipDeviceAttribute_t",
-        "FunctionAttribute" => "hipFunction_attribute",
         "DeviceProperties" => "hipDeviceProp_tR0600",
         other => panic!("no C type for {other}"),
     }
@@ -99,7 +96,6 @@ fn prototypes_and_layouts_are_the_headers() {
         ("hipStreamCaptureModeThreadLocal", hip::CAPTURE_THREAD_LOCAL),
         ("hipStreamNonBlocking", hip::STREAM_NON_BLOCKING),
         ("hipEventDisableTiming", hip::EVENT_DISABLE_TIMING),
-        ("hipDeviceAttributeMultiprocessorCount", hip::ATTRIBUTE_COMPUTE_UNITS),
         ("hipErrorNotReady", hip::NOT_READY as u32),
         ("hipErrorNoDevice", hip::NO_DEVICE as u32),
     ];

@@ -21,7 +21,7 @@ macro_rules! shapes {
 }
 
 shapes! {
-    () (A) (A B) (A B C) (A B C D) (A B C D E) (A B C D E F) (A B C D E F G H I J K)
+    () (A) (A B) (A B C) (A B C D) (A B C D E) (A B C D E F G H I J K)
 }
 
 macro_rules! same {
@@ -43,20 +43,18 @@ fn library() -> PathBuf {
 fn arguments_have_the_same_sizes() {
     let hip = hip::load_from(&[library()]).unwrap_or_else(|e| panic!("{e}"));
     let compared = same!(hip;
-        hipInit(_) hipDriverGetVersion(_) hipRuntimeGetVersion(_) hipGetDeviceCount(_) hipSetDevice(_) hipGetDevice(_)
-        hipDeviceGetAttribute(_, _, _) hipDeviceSynchronize() hipMalloc(_, _) hipFree(_) hipMemGetInfo(_, _)
-        hipHostMalloc(_, _, _) hipHostFree(_) hipMemcpy(_, _, _, _) hipMemcpyAsync(_, _, _, _, _)
-        hipMemcpyPeerAsync(_, _, _, _, _, _) hipMemsetAsync(_, _, _, _) hipStreamCreateWithFlags(_, _)
-        hipStreamDestroy(_) hipStreamSynchronize(_) hipStreamQuery(_) hipStreamWaitEvent(_, _, _)
+        hipRuntimeGetVersion(_) hipGetDeviceCount(_) hipSetDevice(_) hipDeviceSynchronize() hipMalloc(_, _) hipFree(_)
+        hipMemGetInfo(_, _) hipHostMalloc(_, _, _) hipHostFree(_) hipMemcpy(_, _, _, _) hipMemcpyAsync(_, _, _, _, _)
+        hipStreamCreateWithFlags(_, _) hipStreamDestroy(_) hipStreamSynchronize(_) hipStreamWaitEvent(_, _, _)
         hipEventCreateWithFlags(_, _) hipEventDestroy(_) hipEventRecord(_, _) hipEventSynchronize(_) hipEventQuery(_)
-        hipEventElapsedTime(_, _, _) hipModuleLoadData(_, _) hipModuleUnload(_) hipModuleGetFunction(_, _, _)
-        hipFuncGetAttribute(_, _, _) hipModuleLaunchKernel(_, _, _, _, _, _, _, _, _, _, _) hipStreamBeginCapture(_, _)
-        hipStreamEndCapture(_, _) hipGraphInstantiateWithFlags(_, _, _) hipGraphLaunch(_, _) hipGraphExecDestroy(_)
-        hipGraphDestroy(_) hipGraphGetNodes(_, _, _) hipDeviceCanAccessPeer(_, _, _) hipDeviceEnablePeerAccess(_, _));
+        hipModuleLoadData(_, _) hipModuleUnload(_) hipModuleGetFunction(_, _, _)
+        hipModuleLaunchKernel(_, _, _, _, _, _, _, _, _, _, _) hipStreamBeginCapture(_, _) hipStreamEndCapture(_, _)
+        hipGraphInstantiateWithFlags(_, _, _) hipGraphLaunch(_, _) hipGraphExecDestroy(_) hipGraphDestroy(_)
+        hipGraphGetNodes(_, _, _));
     // Newer than the crate, whose declarations are of HIP 5.
-    let newer = ["hipGetDevicePropertiesR0600", "hipModuleLaunchCooperativeKernel"];
+    let newer = "hipGetDevicePropertiesR0600";
     for (name, _) in hip::PROTOTYPES {
-        assert!(compared.contains(name) || newer.contains(name), "{name} is not compared");
+        assert!(compared.contains(name) || *name == newer, "{name} is not compared");
     }
 }
 
