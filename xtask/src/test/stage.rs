@@ -51,7 +51,7 @@ impl Stages {
         self.0.iter().filter_map(|s| s.counts).fold(Counts::default(), |a, b| a + b)
     }
 
-    /// One line per stage: seconds, budget, counts; then one of those that share a budget.
+    /// One line per stage: seconds, budget, counts, and whether it took longer than it should; then one of those that share a budget.
     pub fn table(&self) -> String {
         let mut text = format!("{:24}{:>9}{:>9}{:>8}{:>8}\n", "stage", "s", "budget s", "passed", "failed");
         for stage in &self.0 {
@@ -71,10 +71,12 @@ impl Stages {
 
 /// One line of the table.
 fn line(stage: &Stage, budget: Option<u64>) -> String {
+    // A word and no failure: a busy machine is nobody's mistake.
+    let over = if budget.is_some_and(|s| stage.seconds > s as f64) { "  OVER" } else { "" };
     let budget = budget.map_or("-".into(), |s| s.to_string());
     let number = |get: fn(&Counts) -> usize| stage.counts.as_ref().map_or("-".into(), |c| get(c).to_string());
     let (passed, failed) = (number(|c| c.passed), number(|c| c.failed));
-    format!("{:24}{:9.1}{budget:>9}{passed:>8}{failed:>8}\n", stage.name, stage.seconds)
+    format!("{:24}{:9.1}{budget:>9}{passed:>8}{failed:>8}{over}\n", stage.name, stage.seconds)
 }
 
 #[cfg(test)]
@@ -90,6 +92,25 @@ mod tests {
         assert_eq!(stages.total(), Counts { passed: 5, failed: 1 });
         let table = stages.table();
         assert!(table.contains("540") && table.lines().count() == 4, "{table}");
+    }
+
+    #[test]
+    fn a_stage_over_its_budget_is_marked() {
+        let stage = |name, seconds| Stage { name, seconds, counts: None };
+        let stages = Stages(vec![
+            stage("build", 540.0),
+            stage("kernels", 120.5),
+            stage("emulated", 240.0),
+            stage("vectors", 9999.0),
+        ]);
+        let table = stages.table();
+        let over: Vec<&str> = table.lines().filter(|l| l.ends_with("  OVER")).map(|l| &l[..24]).collect();
+        // Both of the pair together as well; a stage without a budget is never over one.
+        assert_eq!(
+            over.iter().map(|name| name.trim()).collect::<Vec<_>>(),
+            ["kernels", "kernels + emulated"],
+            "{table}"
+        );
     }
 
     #[test]
