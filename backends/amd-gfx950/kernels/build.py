@@ -30,6 +30,9 @@ import toolchain
 
 HERE = Path(__file__).resolve().parent
 
+# Of the manifest's form: what `src/kernel/manifest.rs` reads.
+VERSION = 1
+
 
 @functools.cache
 def contents(module):
@@ -151,7 +154,7 @@ def build(folder, options):
     for stale in {p.name for p in folder.glob("*.hsaco")} - {f"{n}.hsaco" for n in names}:
         (folder / stale).unlink()
     # What did compile is kept, so that the next attempt is quick.
-    manifest = {"architecture": toolchain.ARCH, "kernels": [entries[n] for n in names if n in entries]}
+    manifest = {"version": VERSION, "architecture": toolchain.ARCH, "kernels": [entries[n] for n in names if n in entries]}
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
     if options.times:
         print("".join(f"{seconds:8.3f} s {name}\n" for seconds, name in sorted(times, reverse=True)), end="")

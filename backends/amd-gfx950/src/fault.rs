@@ -42,8 +42,8 @@ impl From<LaunchError> for Fault {
                 Fault { message: format!("kernel {kernel}: {}", fault.message), ..fault }
             }
             LaunchError::Manifest(error) => error.into(),
-            // Arguments are ours: this is a defect of the op, or kernels of another version.
-            LaunchError::Argument { .. } => Fault::internal(error.to_string()),
+            // Arguments and grids are ours: this is a defect of the op, or kernels of another version.
+            LaunchError::Argument { .. } | LaunchError::Grid { .. } => Fault::internal(error.to_string()),
         }
     }
 }

@@ -68,6 +68,11 @@ impl Program {
         let queue = Queue::new(&device.device)?;
         // The fault is kept apart: HIP's own complaint about a broken capture says less.
         let graph = queue.capture::<Fault>(|| self.queue_launches(&queue, &self.bucket, Expansion::NONE))?;
+        // A replay that leaves a launch out would be a wrong step, and nobody would hear of it.
+        let (found, wanted) = (graph.nodes()?, self.launches.iter().filter(|l| l.has_groups(&self.bucket)).count());
+        if found != wanted {
+            return Err(Fault::internal(format!("a recording of {wanted} launches holds {found}")));
+        }
         Ok(graph.instantiate()?)
     }
 

@@ -2,7 +2,9 @@
 
 use std::{collections::HashMap, ffi::c_void, sync::Arc};
 
-use super::manifest::{Entry, Manifest, ManifestError};
+use tokenspeed_backend_api::sdk::Bucket;
+
+use super::manifest::{Entry, Manifest, ManifestError, SCRATCH};
 use crate::hip::{Device, Function, HipError, Module, Queue};
 
 /// A value for an argument.
@@ -37,6 +39,18 @@ pub enum LaunchError {
         kernel: String,
         /// Argument.
         argument: String,
+        /// What is wrong.
+        what: String,
+    },
+    /// Work-groups along an axis are not those of the manifest.
+    #[error("kernel {kernel}: axis {axis} is `{formula}` in the manifest: {what}")]
+    Grid {
+        /// Kernel.
+        kernel: String,
+        /// Axis.
+        axis: usize,
+        /// The manifest's formula.
+        formula: String,
         /// What is wrong.
         what: String,
     },
@@ -124,6 +138,46 @@ impl Kernel {
         arguments.iter().all(|(name, a)| !promised(name) || value(a).is_multiple_of(PROMISED))
     }
 
+    /// Compares an axis, as `planned` makes it for some counts of a step, with the manifest's formula; see `grid.rs`.
+    pub(super) fn check_axis(
+        &self,
+        axis: usize,
+        arguments: &[(&str, Argument)],
+        counts: &Bucket,
+        planned: u32,
+    ) -> Result<(), LaunchError> {
+        let argument = |wanted: &str| {
+            arguments.iter().find(|(name, _)| *name == wanted).and_then(|(_, value)| match value {
+                Argument::I32(i) => u64::try_from(*i).ok(),
+                _ => None,
+            })
+        };
+        let constant = |wanted: &str| match self.entry.constants.get(wanted)? {
+            serde_json::Value::Bool(b) => Some(u64::from(*b)),
+            value => value.as_u64(),
+        };
+        let name = |wanted: &str| match wanted {
+            "tokens" => Some(counts.max_tokens.into()),
+            "requests" => Some(counts.max_rows.into()),
+            "logit rows" => Some(counts.max_logit_rows.into()),
+            // See `rows_of` in `kernels/step.py`.
+            "rows" => match argument("count_word")? {
+                0 => argument("count_fixed"),
+                1 => Some(counts.max_tokens.into()),
+                2 => Some(counts.max_rows.into()),
+                _ => Some(counts.max_logit_rows.into()),
+            },
+            other => argument(other).or_else(|| constant(other)),
+        };
+        let formula = &self.entry.grid[axis];
+        let what = match super::grid::groups(formula, &name) {
+            Ok(Some(groups)) if groups != u64::from(planned) => format!("{groups}, planned are {planned}, {counts:?}"),
+            Ok(_) => return Ok(()),
+            Err(what) => what,
+        };
+        Err(LaunchError::Grid { kernel: self.entry.name.clone(), axis, formula: formula.clone(), what })
+    }
+
     /// Values in the kernel's order, little-endian in eight bytes each.
     pub(super) fn values(&self, arguments: &[(&str, Argument)]) -> Result<Vec<u64>, LaunchError> {
         let fail = |argument: &str, what: String| LaunchError::Argument {
@@ -134,7 +188,7 @@ impl Kernel {
         let mut given: HashMap<&str, Argument> = arguments.iter().copied().collect();
         let mut values = Vec::new();
         for placed in &self.entry.arguments {
-            if placed.name == "global_scratch" || placed.name == "profile_scratch" {
+            if SCRATCH.contains(&placed.name.as_str()) {
                 values.push(0);
                 continue;
             }

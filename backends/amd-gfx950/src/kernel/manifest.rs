@@ -1,4 +1,10 @@
 //! `manifest.json` beside the code objects, as `kernels/build.py` writes it.
+//!
+//! It says of each kernel what a launch must keep: arguments with their places, checked here when it is read; which of them are multiples of
+//! 16, checked by [`super::Kernel`]; and work-groups per axis, checked by `grid.rs` for every planned launch. Ranges of 32 bits are
+//! those of arguments of type `i32`: whatever is larger is refused before a kernel is chosen (`ops::small`). Registers, LDS and spills
+//! are the compiler's words; `kernels/toolchain.py` refuses what spills or is too large, and `tests/emulated/gates.rs` what
+//! loses occupancy.
 
 use std::path::{Path, PathBuf};
 
@@ -40,8 +46,8 @@ pub struct Entry {
     pub arguments: Vec<Placed>,
     /// Compile-time constants.
     pub constants: serde_json::Map<String, serde_json::Value>,
-    /// Work-groups per axis, as formulas.
-    pub grid: Vec<String>,
+    /// Work-groups per axis, as formulas; `grid.rs` says what is in them.
+    pub grid: [String; 3],
     /// Lanes per work-group.
     pub block: u32,
     /// Arguments that must be multiples of 16.
@@ -54,7 +60,19 @@ pub struct Entry {
     pub agpr_count: u32,
     /// Scalar registers.
     pub sgpr_count: u32,
-    /// Bytes of the argument segment without hidden arguments' end.
+    /// Vector registers that the compiler spilt; none in a kernel that was built.
+    pub vgpr_spill_count: u32,
+    /// Scalar ones.
+    pub sgpr_spill_count: u32,
+    /// Bytes of scratch per lane; none either.
+    pub private_segment_fixed_size: u32,
+    /// LDS bytes beside [`Self::lds_bytes`].
+    pub group_segment_fixed_size: u32,
+    /// Waves that a SIMD holds.
+    pub waves_per_simd: u32,
+    /// Work-groups that a compute unit holds.
+    pub groups_per_unit: u32,
+    /// Bytes of the argument segment, hidden arguments of the runtime included.
     pub kernarg_segment_size: usize,
 }
 
@@ -63,7 +81,40 @@ impl Entry {
     pub fn constant(&self, name: &str) -> Option<i64> {
         self.constants.get(name)?.as_i64()
     }
+
+    /// Whether arguments lie where a launch puts them, which hands over one value each in order: naturally aligned, without gaps but for
+    /// that, the last two null pointers, all inside the segment.
+    fn laid_out(&self) -> Result<(), String> {
+        let mut at = 0;
+        for a in &self.arguments {
+            let size = match a.kind.as_str() {
+                "i32" | "fp32" => 4,
+                kind if kind.starts_with('*') => 8,
+                kind => return Err(format!("argument {} is a {kind}, which no launch makes", a.name)),
+            };
+            at = usize::next_multiple_of(at, size);
+            if (a.offset, a.size) != (at, size) {
+                let (is, bytes) = (a.offset, a.size);
+                return Err(format!("argument {} is {bytes} bytes at {is}, a launch puts {size} at {at}", a.name));
+            }
+            at += size;
+        }
+        let last = self.arguments.last_chunk().map(|last: &[Placed; 2]| last.each_ref().map(|a| a.name.as_str()));
+        if last != Some(SCRATCH) {
+            return Err(format!("the last arguments are not {SCRATCH:?}"));
+        }
+        // Behind them are hidden ones of some kernels, which HIP fills.
+        match self.kernarg_segment_size {
+            size if size >= at => Ok(()),
+            size => Err(format!("arguments end at {at}, their segment has {size} bytes")),
+        }
+    }
 }
+
+/// What a compiler's kernels have behind their own arguments: nothing that is used here.
+pub(super) const SCRATCH: [&str; 2] = ["global_scratch", "profile_scratch"];
+/// Of the manifest's form; another one is refused.
+pub const VERSION: u32 = 1;
 
 /// All kernels of a folder.
 #[derive(Debug, Clone, PartialEq)]
@@ -86,12 +137,30 @@ pub enum ManifestError {
         error: std::io::Error,
     },
     /// The manifest is no such JSON.
-    #[error("{path}: not a kernel manifest: {error}", path = path.display())]
+    #[error("{path}: not a kernel manifest: {error}; make or install the kernels again", path = path.display())]
     Parse {
         /// File.
         path: PathBuf,
         /// Reason.
         error: serde_json::Error,
+    },
+    /// Of another version than this plugin reads.
+    #[error("{path}: a manifest of version {found}, this plugin reads {VERSION}; make or install the kernels of the same build", path = path.display())]
+    Version {
+        /// File.
+        path: PathBuf,
+        /// Its version.
+        found: u32,
+    },
+    /// A kernel's arguments are not where launches put them.
+    #[error("{path}: kernel {kernel}: {what}; make or install the kernels again", path = path.display())]
+    Layout {
+        /// File.
+        path: PathBuf,
+        /// Kernel.
+        kernel: String,
+        /// What is wrong.
+        what: String,
     },
     /// For another device.
     #[error("{path}: kernels for {found}, not for gfx950", path = path.display())]
@@ -121,9 +190,15 @@ pub enum ManifestError {
     },
 }
 
+/// What is looked at first: entries of another version may be of another form.
+#[derive(Deserialize)]
+struct Head {
+    version: u32,
+    architecture: String,
+}
+
 #[derive(Deserialize)]
 struct File {
-    architecture: String,
     kernels: Vec<Entry>,
 }
 
@@ -131,14 +206,21 @@ impl Manifest {
     /// Reads a folder's manifest.
     ///
     /// # Errors
-    /// Missing, malformed, or for another device.
+    /// Missing, malformed, of another version, for another device, or with arguments in other places than launches put them.
     pub fn read(folder: &Path) -> Result<Self, ManifestError> {
         let path = folder.join("manifest.json");
         let text = std::fs::read(&path).map_err(|error| ManifestError::Read { path: path.clone(), error })?;
-        let file: File =
-            serde_json::from_slice(&text).map_err(|error| ManifestError::Parse { path: path.clone(), error })?;
-        if file.architecture != "gfx950" {
-            return Err(ManifestError::Architecture { path, found: file.architecture });
+        let parse = |error| ManifestError::Parse { path: path.clone(), error };
+        let head: Head = serde_json::from_slice(&text).map_err(parse)?;
+        if head.version != VERSION {
+            return Err(ManifestError::Version { path, found: head.version });
+        }
+        if head.architecture != "gfx950" {
+            return Err(ManifestError::Architecture { path, found: head.architecture });
+        }
+        let file: File = serde_json::from_slice(&text).map_err(parse)?;
+        if let Some((kernel, what)) = file.kernels.iter().find_map(|k| Some((k.name.clone(), k.laid_out().err()?))) {
+            return Err(ManifestError::Layout { path, kernel, what });
         }
         Ok(Self { folder: folder.into(), kernels: file.kernels })
     }
@@ -179,12 +261,57 @@ mod tests {
             std::fs::write(folder.join("manifest.json"), text).unwrap();
             Manifest::read(&folder).unwrap_err().to_string()
         };
-        for (text, want) in [("{", "not a kernel manifest"), (r#"{"architecture": "gfx942", "kernels": []}"#, "gfx942")]
-        {
+        for (text, want) in [
+            ("{", "not a kernel manifest"),
+            (r#"{"architecture": "gfx950", "kernels": []}"#, "missing field `version`"),
+            (r#"{"version": 2, "architecture": "gfx950"}"#, "of version 2, this plugin reads 1"),
+            (r#"{"version": 1, "architecture": "gfx942", "kernels": []}"#, "gfx942"),
+            (r#"{"version": 1, "architecture": "gfx950"}"#, "missing field `kernels`"),
+        ] {
             let line = line(text);
             assert!(line.contains(want) && line.contains("manifest.json") && !line.contains('\n'), "{line}");
         }
         std::fs::remove_dir_all(&folder).unwrap();
         assert!(Manifest::read(&folder).unwrap_err().to_string().contains("cargo xtask kernels"));
+    }
+
+    /// An entry with a pointer, two integers, and what is behind them.
+    fn entry() -> Entry {
+        let placed = |name: &str, kind: &str, offset, size| serde_json::json!({"name": name, "type": kind, "offset": offset, "size": size});
+        let arguments = [
+            placed("n", "i32", 0, 4),
+            placed("x", "*fp32", 8, 8),
+            placed("eps", "fp32", 16, 4),
+            placed("global_scratch", "*", 24, 8),
+            placed("profile_scratch", "*", 32, 8),
+        ];
+        let mut value = serde_json::json!({
+            "name": "k", "group": "shipped", "file": "k.hsaco", "symbol": "k", "sha256": "", "source_sha256": "", "compiler": "",
+            "arguments": arguments, "constants": {}, "grid": ["1", "1", "1"], "divisible_by_16": [],
+        });
+        for name in "block lds_bytes vgpr_count agpr_count sgpr_count vgpr_spill_count sgpr_spill_count \
+                     private_segment_fixed_size group_segment_fixed_size waves_per_simd groups_per_unit"
+            .split_whitespace()
+        {
+            value[name] = 0.into();
+        }
+        value["kernarg_segment_size"] = 40.into();
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn arguments_lie_where_launches_put_them() {
+        assert_eq!(entry().laid_out(), Ok(()));
+        let wrong = |change: fn(&mut Entry), word: &str| {
+            let mut changed = entry();
+            change(&mut changed);
+            let what = changed.laid_out().unwrap_err();
+            assert!(what.contains(word), "no {word:?} in {what}");
+        };
+        wrong(|e| e.arguments[1].offset = 4, "argument x is 8 bytes at 4, a launch puts 8 at 8");
+        wrong(|e| e.arguments[2].size = 8, "argument eps is 8 bytes at 16, a launch puts 4 at 16");
+        wrong(|e| e.arguments[0].kind = "i64".into(), "argument n is a i64");
+        wrong(|e| e.arguments.truncate(3), "the last arguments");
+        wrong(|e| e.kernarg_segment_size = 32, "arguments end at 40, their segment has 32 bytes");
     }
 }

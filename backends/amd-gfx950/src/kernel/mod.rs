@@ -1,5 +1,6 @@
 //! Kernels compiled ahead of time: the manifest beside them, loading by name, launching with checked arguments.
 
+mod grid;
 mod launch;
 mod library;
 mod manifest;

@@ -19,6 +19,12 @@ use crate::{
 /// More arguments than any kernel has.
 const ARGUMENTS_MAX: usize = 48;
 
+/// Steps that tell what an extent counts, and how many at a time.
+const STEPS: [Bucket; 2] = [
+    Bucket { max_tokens: 1, max_rows: 1, max_logit_rows: 1 },
+    Bucket { max_tokens: 4099, max_rows: 301, max_logit_rows: 77 },
+];
+
 /// Work-groups along one axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
@@ -32,6 +38,15 @@ pub enum Extent {
         each: u32,
         /// Work-groups per such share.
         times: u32,
+    },
+    /// One for every `each` things, of which every entry of what `count` counts brings `times`.
+    Things {
+        /// What is counted; not [`Vary::Fixed`].
+        count: Vary,
+        /// Things per entry.
+        times: u32,
+        /// Things per work-group.
+        each: u32,
     },
     /// Of the work-groups of [`Extent::Per`], those from `from` on, and `most` at most.
     Part {
@@ -106,6 +121,7 @@ impl Extent {
         match self {
             Extent::Fixed(n) => n,
             Extent::Per { count, each, times } => of(count).div_ceil(each) * times,
+            Extent::Things { count, times, each } => (of(count) * times).div_ceil(each),
             Extent::Part { count, each, times, from, most } => {
                 (of(count).div_ceil(each) * times).saturating_sub(from).min(most)
             }
@@ -135,6 +151,11 @@ pub struct Prepared {
 }
 
 impl Prepared {
+    /// Whether there is anything to launch for so many entries in a step that expands nothing.
+    pub fn has_groups(&self, counts: &Bucket) -> bool {
+        self.grid.iter().all(|e| e.groups(counts, Expansion::NONE) > 0)
+    }
+
     /// Queues it, for so many entries and what the step expands; a grid without work-groups is skipped. Allocates nothing.
     ///
     /// # Safety
@@ -194,11 +215,16 @@ impl<'a> Plan<'a> {
     /// Adds a launch of what [`Self::pick`] finds.
     ///
     /// # Errors
-    /// The kernel is missing, or the arguments do not fit it.
+    /// The kernel is missing, the arguments do not fit it, or its manifest wants another grid.
     pub fn launch(&mut self, name: &str, grid: [Extent; 3], arguments: &[(&str, Argument)]) -> Result<(), LaunchError> {
         let kernel = self.pick(name, arguments)?;
         let values = kernel.values(arguments)?;
         assert!(values.len() <= ARGUMENTS_MAX, "{name} has {} arguments", values.len());
+        for (axis, extent) in grid.iter().enumerate() {
+            for counts in &STEPS {
+                kernel.check_axis(axis, arguments, counts, extent.groups(counts, Expansion::NONE))?;
+            }
+        }
         self.launches.push(Prepared { kernel, values, grid, op: self.op });
         Ok(())
     }

@@ -204,9 +204,7 @@ fn plan_attention(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let size = size(width, rank);
     let format = format_name(cache.tensor.dtype).expect("a cache format");
     let kernel = format!("mla_attention_{format}_{}_{size}", op.settings.factors());
-    // ceil(tokens * heads / PAIRS), where both sides of the fraction are cut by what they share.
-    let shared = 1 << heads.trailing_zeros().min(PAIRS.trailing_zeros());
-    let groups = Extent::Per { count: Vary::Tokens, each: (PAIRS / shared) as u32, times: (heads / shared) as u32 };
+    let groups = Extent::Things { count: Vary::Tokens, times: heads as u32, each: PAIRS as u32 };
     let grid = [groups, Extent::ONE, Extent::ONE];
     Ok(plan.launch(&kernel, grid, &arguments)?)
 }
