@@ -8,6 +8,7 @@ mod experts;
 mod fault;
 mod few;
 mod find;
+mod gates;
 mod gemm;
 mod header;
 mod kda_mix;
