@@ -6,7 +6,7 @@
 
 use crate::{
     abi::{TS_BIND_OUTPUT, TS_BIND_STEP},
-    backend::{Arena, BackendError, Bindings, Bucket, Device, Event, Program, Queue, StepBuffer},
+    backend::{Arena, BackendError, Bindings, Bucket, Device, Event, Program, Queue, Segment, StepBuffer},
     catalogue::{CHOSEN_WIDTH, LOGPROBS_WIDTH},
     record::OpRecord,
 };
@@ -160,6 +160,16 @@ impl Executable {
             Runner::Programs(_) => Via::Program,
             Runner::Walker(_) => Via::Walker,
         }
+    }
+
+    /// How the device executes each prepared program: its bucket and its segments, bucket by bucket of program after program. Nothing
+    /// where ops are walked.
+    pub fn segments(&self) -> Result<Vec<(Bucket, Vec<Segment>)>, BackendError> {
+        let prepared = self.programs.iter().flat_map(|program| match &program.runner {
+            Runner::Programs(programs) => &programs[..],
+            Runner::Walker(_) => &[],
+        });
+        prepared.map(|(bucket, program)| Ok((*bucket, self.device.program_describe(program)?))).collect()
     }
 
     /// The device.

@@ -8,7 +8,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use tokenspeed_backend_api::{
     abi::{TS_BIND_ACTIVATIONS, TS_BIND_CACHE, TS_BIND_OUTPUT, TS_BIND_STEP, TS_BIND_TABLES, TS_BIND_WEIGHTS},
-    backend::{Arena, ArenaKind, BackendError, Bindings, Bucket, Device},
+    backend::{Arena, ArenaKind, BackendError, Bindings, Bucket, Device, Segment},
     exec::{Executable, Via},
     graph::{Graph, WeightBytes, WeightSource},
     op::OpKind,
@@ -349,6 +349,14 @@ impl DeviceProgram {
     /// Programs or walker.
     pub fn via(&self) -> Via {
         self.executable.via()
+    }
+
+    /// How the device executes each prepared program: its bucket and its segments.
+    ///
+    /// # Errors
+    /// The backend's.
+    pub fn segments(&self) -> Result<Vec<(Bucket, Vec<Segment>)>, BackendError> {
+        self.executable.segments()
     }
 
     /// Say which of the programs are the draft model's first and next pass; they may be one.

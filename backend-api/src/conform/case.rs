@@ -7,7 +7,8 @@ use crate::{
         TS_TIER_PROGRAMS,
     },
     backend::{
-        Arena, ArenaKind, BackendError, Bindings, Bucket, Determinism, Device, Event, Queue, StepBuffer, Support,
+        Arena, ArenaKind, BackendError, Bindings, Bucket, Determinism, Device, Event, Queue, Segment, SegmentKind,
+        StepBuffer, Support,
     },
     catalogue::{Case, Entry, Role},
     graph::Vary,
@@ -29,6 +30,8 @@ pub enum Outcome {
         nanoseconds: Option<u64>,
         /// The kernel's name.
         implementation: String,
+        /// All of its program is replayed from a recording.
+        captured: bool,
     },
     /// The device does not claim this case; its reason.
     Refused(String),
@@ -96,8 +99,13 @@ pub(super) fn run(
     if support.determinism != Determinism::None && bench.run(session, &op)? != launched {
         return fail("a second run gives other bits");
     }
-    if session.device.has_programs() && bench.run_program(session, &op, case)? != launched {
-        return fail("program_run and op_launch give different bits");
+    let mut captured = false;
+    if session.device.has_programs() {
+        let (found, segments) = bench.run_program(session, &op, case)?;
+        if found != launched {
+            return fail("program_run and op_launch give different bits");
+        }
+        captured = !segments.is_empty() && segments.iter().all(|s| s.kind == SegmentKind::Captured);
     }
     if support.determinism == Determinism::BatchInvariant
         && let Some(message) = alone(session, case, &placed, &launched)?
@@ -105,7 +113,7 @@ pub(super) fn run(
         return fail(&message);
     }
     let nanoseconds = if timing_runs > 0 { Some(bench.time(session, &op, timing_runs)?) } else { None };
-    Ok(Outcome::Passed { distance, nanoseconds, implementation: support.implementation })
+    Ok(Outcome::Passed { distance, nanoseconds, implementation: support.implementation, captured })
 }
 
 /// Tensors at the capacity of the test, and the arena's bytes before the op.
@@ -281,8 +289,13 @@ impl Bench {
         self.contents(session)
     }
 
-    /// The arena after a `program_run` of the op alone.
-    fn run_program(&mut self, session: &mut Session<'_>, op: &OpRecord, case: &Case) -> Result<Vec<u8>, BackendError> {
+    /// The arena after a `program_run` of the op alone, and how the program executes.
+    fn run_program(
+        &mut self,
+        session: &mut Session<'_>,
+        op: &OpRecord,
+        case: &Case,
+    ) -> Result<(Vec<u8>, Vec<Segment>), BackendError> {
         self.reset(session)?;
         let counts = &case.step;
         let bucket = Bucket {
@@ -297,7 +310,7 @@ impl Bench {
         session.value += 1;
         session.device.program_run(&program, &session.queue, &mut step, &session.event, session.value)?;
         session.event.wait(session.value, TIMEOUT_NS)?;
-        self.contents(session)
+        Ok((self.contents(session)?, session.device.program_describe(&program)?))
     }
 
     /// Median nanoseconds of launch to completion.

@@ -12,6 +12,8 @@ pub struct OpLine {
     pub kind: OpKind,
     /// Cases within tolerance.
     pub passed: usize,
+    /// Of them, those whose program the device replays from a recording, all of it.
+    pub captured: usize,
     /// Cases the device does not claim, with its reasons.
     pub refusals: Vec<String>,
     /// What was wrong.
@@ -29,6 +31,7 @@ impl OpLine {
         Self {
             kind,
             passed: 0,
+            captured: 0,
             refusals: Vec::new(),
             failures: Vec::new(),
             distance: Distance::default(),
@@ -39,8 +42,9 @@ impl OpLine {
 
     pub(super) fn add(&mut self, case: &Case, outcome: Outcome) {
         match outcome {
-            Outcome::Passed { distance, nanoseconds, implementation } => {
+            Outcome::Passed { distance, nanoseconds, implementation, captured } => {
                 self.passed += 1;
+                self.captured += usize::from(captured);
                 self.distance = self.distance.worse(distance);
                 if !self.implementations.contains(&implementation) {
                     self.implementations.push(implementation);
@@ -117,7 +121,12 @@ impl fmt::Display for Report {
             }
         }
         let (passed, refused, failed) = self.totals();
-        let tier = if claims_programs(self.tiers) { "T1 (programs)" } else { "T0 (ops)" };
+        let captured: usize = self.lines.iter().map(|l| l.captured).sum();
+        let tier = match (claims_programs(self.tiers), captured) {
+            (false, _) => "T0 (ops)".to_owned(),
+            (true, 0) => "T1 (programs)".to_owned(),
+            (true, n) => format!("T1 (programs, {n} of {passed} captured)"),
+        };
         let profiles: Vec<&str> = PROFILES.iter().filter(|(p, _)| self.profiles & p != 0).map(|(_, n)| *n).collect();
         let profiles = if profiles.is_empty() { "none".to_owned() } else { profiles.join(", ") };
         writeln!(f, "tier {tier}, profiles {profiles}: {passed} passed, {refused} refused, {failed} failed")

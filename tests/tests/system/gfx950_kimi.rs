@@ -5,6 +5,7 @@
 //! compared in every bit of their log-probabilities. Rejected: tokens alone. A random model's tokens survive errors that a
 //! trained one's would not.
 
+use tokenspeed_backend_api::backend::SegmentKind;
 use tokenspeed_core::request::Request;
 use tokenspeed_models::eagle3;
 use tokenspeed_server::cli::{Cli, Command, tiny};
@@ -48,7 +49,18 @@ fn stepper(model: &Folder, words: &str) -> Stepper {
 
 fn answers(model: &Folder, words: &str, requests: &[Request]) -> (Vec<Answer>, [u64; 3]) {
     let mut stepper = stepper(model, words);
+    executes_as_asked(&stepper, words);
     (stepper.answers(requests), stepper.guesses())
+}
+
+/// Equal bits would not show that anything is captured: the programs say how they execute. All of them are small enough for it.
+fn executes_as_asked(stepper: &Stepper, words: &str) {
+    let kind = if words.contains("graphs=off") { SegmentKind::Eager } else { SegmentKind::Captured };
+    let segments = stepper.segments();
+    assert!(segments.len() > 1, "{segments:?}");
+    for (tokens, kinds) in segments {
+        assert_eq!(kinds, [kind], "programs of up to {tokens} tokens, {words:?}");
+    }
 }
 
 fn assert_same(found: &[Answer], expected: &[Answer], label: &str) {

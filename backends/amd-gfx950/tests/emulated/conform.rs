@@ -3,17 +3,22 @@
 //! the interleaving. One test per op, so that they run side by side.
 
 use tokenspeed_backend_api::{
-    catalogue::CATALOGUE,
-    conform::{self, Options},
+    catalogue::{CATALOGUE, Case},
+    conform::{self, OpLine, Options},
     op::OpKind,
     record::OpRecord,
 };
+
+use tokenspeed_amd_gfx950::GRAPH_TOKENS;
 
 use crate::support::{backend_device, configure, emulator, long_tests, report};
 
 /// Ops whose cases take more than a second of a core: in one interleaving in every run, where the others have two.
 const DEAR: &[&str] =
     &["experts", "gemm", "kda_chunk", "kda_replay", "mla_attention", "mla_mix", "paged_attention", "sample"];
+
+/// Rows of capacity that the suite's programs have beyond the step's.
+const SPARE: usize = 3;
 
 /// Interleavings of waves and work-groups.
 fn seeds(op: &str) -> std::ops::Range<u64> {
@@ -25,6 +30,17 @@ fn seeds(op: &str) -> std::ops::Range<u64> {
 }
 
 fn conforms(op: &str, options: &[(&str, &str)]) {
+    conforms_and(op, options, |line, seed| {
+        // What is captured in name alone would be launched one by one, with the same bits.
+        let entry = CATALOGUE.iter().find(|e| e.kind.name() == op).unwrap();
+        let large = |case: &Case| case.step.tokens.len() + SPARE > GRAPH_TOKENS as usize;
+        let large = (entry.cases)(seed).iter().filter(|case| large(case)).count();
+        let launched = line.passed - line.captured;
+        assert!(launched <= large && line.captured > 0, "{op}: {launched} programs not captured, {large} are large");
+    });
+}
+
+fn conforms_and(op: &str, options: &[(&str, &str)], check: impl Fn(&OpLine, u64)) {
     let Some((backend, device)) = backend_device(options) else { return };
     for seed in seeds(op) {
         configure(emulator(), true, seed);
@@ -35,6 +51,7 @@ fn conforms(op: &str, options: &[(&str, &str)]) {
         };
         let line = done.lines.iter().find(|l| l.kind.name() == op).unwrap_or_else(|| panic!("no op {op}"));
         assert!(done.passed() && line.passed > 0, "{op}, interleaving {seed}:\n{done}");
+        check(line, only.seed);
     }
 }
 
@@ -95,6 +112,11 @@ ops! {
     situ_mul;
     slice;
     table_update;
+}
+
+#[test]
+fn nothing_is_captured_where_graphs_are_off() {
+    conforms_and("rmsnorm", &[("graphs", "off")], |line, _| assert_eq!(line.captured, 0));
 }
 
 #[test]

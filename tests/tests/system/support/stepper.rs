@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use tokenspeed_backend_api::backend::{Segment, SegmentKind};
 use tokenspeed_core::{
     driver::StepRunner,
     engine::{EngineConfig, EngineState, Logits, Pass},
@@ -60,6 +61,13 @@ impl Stepper {
         let (heard, adversary) = (BTreeMap::new(), None);
         let (caught_up, draft_passes, first_guesses) = (0, 0, BTreeMap::new());
         Self { state, program, step, now_ns: 1, width, adversary, heard, caught_up, draft_passes, first_guesses }
+    }
+
+    /// How the device executes each prepared program: the most tokens of a step, and its segments.
+    pub fn segments(&self) -> Vec<(u32, Vec<SegmentKind>)> {
+        let segments = self.program.segments().expect("described");
+        let kinds = |all: Vec<Segment>| all.iter().map(|s| s.kind).collect();
+        segments.into_iter().map(|(bucket, all)| (bucket.max_tokens, kinds(all))).collect()
     }
 
     pub fn submit(&mut self, request: Request) -> RequestId {
