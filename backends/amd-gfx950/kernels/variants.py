@@ -499,6 +499,13 @@ def probes():
                 {"FA": fa, "FB": fb, "PA": pa, "PB": pb, "BM": 64, "BN": 64, "BK": 256},
                 ["1", "1", "1"], ["a", "sa", "b", "sb", "out", "K"], matrix_instr_nonkdim=shape,
             )
+    # One depth a step: bytes of scales then differ by tile alone, so that both factors take each of two, in all four pairs.
+    for fa, fb, shape, bm, bk, warps in (("e4m3", "e4m3", 16, 64, 128, 4), ("e4m3", "e2m1", 16, 64, 128, 4),
+                                         ("e4m3", "e4m3", 32, 128, 64, 2)):
+        (ta, pa), (tb, pb) = kinds[fa], kinds[fb]
+        yield variant("probe", f"scaled_{fa}_{fb}_{shape}_bytes", probe.dot_scaled, [ta, U8, tb, U8, F32, I32],
+                      {"FA": fa, "FB": fb, "PA": pa, "PB": pb, "BM": bm, "BN": 64, "BK": bk}, ["1", "1", "1"],
+                      ["a", "sa", "b", "sb", "out", "K"], warps=warps, matrix_instr_nonkdim=shape)
     yield variant("probe", "reduce", probe.reduce, [F32, F32, I32], {"B": 1024}, ["rows", "1", "1"], [])
     yield variant("probe", "ticket", probe.ticket, [F32, F32, "*i32", "*i32", I32], {"B": 256}, ["programs", "1", "1"], [])
 

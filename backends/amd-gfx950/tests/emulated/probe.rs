@@ -146,19 +146,21 @@ fn scaled_products() {
         let kernel = Kernel::load(&device, &manifest, &entry.name).unwrap();
         let parts: Vec<&str> = entry.name.split('_').collect();
         let (fa, fb, k) = (format(parts[1]), format(parts[2]), 512);
+        let rows = entry.constant("BM").unwrap() as usize;
         for seed in 0..2 {
             configure(device.hip, true, seed);
             let mut random = Random(seed + 100);
-            let (a, va) = elements(fa, 64 * k, &mut random);
+            let (a, va) = elements(fa, rows * k, &mut random);
             let (b, vb) = elements(fb, 64 * k, &mut random);
-            let mut scales = || (0..64 * k / 32).map(|_| 120 + (random.bits() % 14) as u8).collect::<Vec<u8>>();
-            let (mut sa, sb) = (scales(), scales());
+            let mut scales =
+                |rows: usize| (0..rows * k / 32).map(|_| 120 + (random.bits() % 14) as u8).collect::<Vec<u8>>();
+            let (mut sa, sb) = (scales(rows), scales(64));
             // bf16 has none: each is 2^0.
             if fa.bits == 16 {
                 sa.fill(127);
             }
             let buffers = [&a, &sa, &b, &sb].map(|bytes| Buffer::with(&device, bytes).unwrap());
-            let out = Buffer::new(&device, 64 * 64 * 4).unwrap();
+            let out = Buffer::new(&device, rows * 64 * 4).unwrap();
             let queue = Queue::new(&device).unwrap();
             let pointer = |i: usize| Argument::Pointer(buffers[i].address());
             let arguments = [

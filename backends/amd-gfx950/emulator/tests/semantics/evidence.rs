@@ -23,13 +23,16 @@ use crate::{bench, buffer, compare, control, convert, divide, float, integer, la
 /// Formats of f8f6f4 operands by their codes.
 const FORMATS: [&str; 5] = ["e4m3", "e5m2", "e2m3", "e3m2", "e2m1"];
 
-/// What has to be known to execute an instruction: its opcode, a matrix instruction's formats, and what changes any opcode's operands
+/// What has to be known to execute an instruction: its opcode, a matrix instruction's formats and bytes of scales, and what changes any opcode's operands
 /// or result.
 pub fn keys(inst: &Inst) -> Vec<String> {
     let name = inst.def.name;
     let mut out = vec![match inst.encoding {
         Encoding::Mai if name.contains("f8f6f4") => {
-            format!("{name} of {} and {}", FORMATS[inst.f.cbsz as usize], FORMATS[inst.f.blgp as usize])
+            let formats = format!("{name} of {} and {}", FORMATS[inst.f.cbsz as usize], FORMATS[inst.f.blgp as usize]);
+            // Which byte of its register is the scale: a bit each of `op_sel` and `op_sel_hi` per factor.
+            let [a, b] = [inst.f.scale_sel & 3, inst.f.scale_sel >> 2];
+            if name.contains("scale") { format!("{formats}, scale bytes {a} and {b}") } else { formats }
         }
         Encoding::Mubuf if inst.f.lds => format!("{name} lds"),
         _ => name.to_string(),
