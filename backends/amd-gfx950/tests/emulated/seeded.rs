@@ -356,3 +356,38 @@ latent_bugs! {
     the_scale_of_the_group_beside: "return g * 128 +" => "return (1 - g) * 128 +",
         "NMSE";
 }
+
+/// The README's list names every test of a bug, and no other.
+#[test]
+fn every_bug_stands_in_the_readme() {
+    let readme = include_str!("../../README.md");
+    let list = readme.split("\n## Seeded bugs\n").nth(1).and_then(|rest| rest.split("\n## ").next()).expect("the list");
+    let rows = list.lines().filter(|line| line.starts_with('|')).skip(2);
+    let cells = rows.map(|row| row.split('|').nth(5).unwrap_or_else(|| panic!("no test: {row}")));
+    let mut named: Vec<&str> = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2)).collect();
+    named.sort_unstable();
+    // In macros a bug is a line that begins with its name and goes on with what it edits; elsewhere it is a test.
+    let mut bugs: Vec<&str> = Vec::new();
+    for source in [include_str!("seeded.rs"), include_str!("mutation.rs")] {
+        let (mut test, mut inside) = (false, false);
+        for line in source.lines() {
+            inside = if line.starts_with("bugs! {") || line.starts_with("latent_bugs! {") {
+                true
+            } else {
+                inside && line != "}"
+            };
+            let word = |rest: &'static str| rest.split(|c: char| !c.is_alphanumeric() && c != '_').next();
+            if inside && line.contains("\" => \"") && !line.starts_with("     ") {
+                bugs.extend(word(line.trim_start()));
+            }
+            if let Some(rest) = line.strip_prefix("fn ").filter(|_| test) {
+                bugs.extend(word(rest));
+            }
+            test = line == "#[test]";
+        }
+    }
+    bugs.retain(|name| *name != "every_bug_stands_in_the_readme");
+    bugs.sort_unstable();
+    assert!(bugs.len() > 50, "{bugs:?}");
+    assert_eq!(named, bugs);
+}
