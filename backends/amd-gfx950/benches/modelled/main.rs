@@ -1,7 +1,7 @@
 //! Counts what the kernels of a Kimi K3 rank do on the emulator and prints the table of `docs/performance.md`, "MI355X kernels,
 //! by count": `cargo bench -p tokenspeed-amd-gfx950 --profile dev --bench modelled [-- TEXT…]`, where TEXT selects rows and `--launches`
 //! lists the launches of each on standard error, `--best` leaves the portable kernels out. It ends with an error if specialised kernels
-//! move more than 1.15 of the floor in a step that memory bounds, or spill: no part of CI, which it would take minutes of. Needs the emulator
+//! move more than 1.15 of the floor in a step that memory bounds, spill, or miss a limit of `limits.rs`: no part of CI, which it would take minutes of. Needs the emulator
 //! (`cargo build -p tokenspeed-emulator`) and the kernels (`cargo xtask kernels`) of the same target folder.
 //!
 //! Each row runs ops of the catalogue through the backend's own planner, once with the best kernels and once with
@@ -16,6 +16,7 @@
 #[path = "../../tests/emulated/find.rs"]
 mod find;
 mod launches;
+mod limits;
 mod op;
 mod rows;
 mod run;

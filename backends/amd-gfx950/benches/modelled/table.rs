@@ -1,6 +1,6 @@
 //! The table as Markdown.
 
-use crate::{launches::Sum, rows::Row};
+use crate::{launches::Sum, limits, rows::Row};
 
 /// Its head.
 pub const HEAD: &str = "\
@@ -10,7 +10,8 @@ pub const HEAD: &str = "\
 /// Largest share of the floor that memory-bound steps may move.
 const GATE: f64 = 1.15;
 
-/// What a row's first line, that of the specialised kernels, must not do: move more than the gate lets a memory-bound step, or spill.
+/// What a row's first line, that of the specialised kernels, must not do: move more than the gate lets a memory-bound step, spill, or miss
+/// a limit of its own.
 pub fn problems(row: &Row, floor: f64, s: &Sum) -> Vec<String> {
     let over = bytes(s) / floor;
     let mut out: Vec<String> =
@@ -18,6 +19,7 @@ pub fn problems(row: &Row, floor: f64, s: &Sum) -> Vec<String> {
     if row.memory_bound && over > GATE {
         out.push(format!("{}: {over:.3} of the floor, {GATE} at most", row.title));
     }
+    out.extend(limits::problems(row, s));
     out
 }
 
