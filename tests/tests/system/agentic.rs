@@ -68,6 +68,23 @@ fn hybrid_sessions_in_this_process_find_what_was_computed() {
     assert!(report.compared.as_ref().is_some_and(|c| c.second_ms > 0.0 && c.expected_ms > 0.0), "{report:?}");
 }
 
+/// Of what an endless cache would have found, a hybrid model finds 99% at every concurrency that there is room for: what is short of it is the state
+/// at the end of what sessions share, which is kept when it is seen a second time, and single pages.
+#[test]
+fn hybrid_sessions_hit_what_can_be_hit() {
+    let folder = models::kimi();
+    let sessions = "--first-tokens 1000 --turn-tokens 40 --output-tokens 10 --turns 10-12 --sessions 4 --forks 0.1";
+    let concurrency = if models::long_tests() { "1,2,3,4" } else { "1,4" };
+    let words = format!("{sessions} {ENGINE} --concurrency {concurrency}");
+    let report = measure(&words, &[&folder.model()]).unwrap_or_else(|e| panic!("{}", e.render()));
+    for pass in &report.passes {
+        assert_eq!(pass.failures, Vec::<String>::new());
+        let hits = pass.hits.expect("ids are known");
+        assert!(hits.n_unknown == 0 && hits.maximum > pass.prompt_tokens / 2, "{pass:?}");
+        assert!(hits.reached <= hits.maximum && hits.share() >= 0.99, "{} of the maximum: {pass:?}", hits.share());
+    }
+}
+
 #[test]
 fn sessions_through_the_server_find_what_was_computed() {
     let folder = models::kimi();
