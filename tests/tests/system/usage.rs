@@ -1,16 +1,23 @@
 //! What the server says about its work: cached tokens, memory, counters; and many requests at once.
 
-use std::{io::Write as _, time::Duration};
+use std::{
+    io::Write as _,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
 
 use serde_json::{Value, json};
+use tokenspeed_core::request::Event;
 
 use crate::{
     batch_invariance::ids,
     support::{
+        Answer, answer,
         client::{self, events, joined},
-        finish, greedy, load, models,
+        finish, greedy, load,
+        models::{self, long_tests},
         serving::{MODEL, Serving, with},
-        submit,
+        settled, submit,
     },
 };
 
@@ -80,35 +87,59 @@ fn flush_cache_is_all_or_nothing() {
     assert_eq!(cached(&old), 0);
 }
 
+/// Case 85: a prompt of whole pages that is cached whole, while the first still decodes and after it, beside the answer of an
+/// engine that never cached anything.
 #[test]
 fn prefix_hit_exact_full_prompt() {
-    let folder = models::tiny();
-    let engine = load(&folder.model(), "").engine;
-    let page = engine.limits().prefix_granularity as usize;
-    for pages in 1..=3 {
-        let prompt = ids(pages as u32, pages * page);
-        let mut first = submit(&*engine, greedy(&prompt, 30));
-        // Its prompt is in the cache from its first token on, while it still decodes.
-        first.blocking_next().expect("it starts");
-        let during = finish(submit(&*engine, greedy(&prompt, 30)));
-        let after = finish(submit(&*engine, greedy(&prompt, 30)));
-        assert_eq!(during.numbers(), after.numbers());
-        for answer in [&during, &after] {
-            assert_eq!(answer.usage.cached_tokens as usize, (pages - 1) * page, "one page is always computed");
+    for (folder, mode) in [(models::tiny(), "fast"), (models::small_kimi(), "exact")] {
+        let words = format!("--mode {mode} --max-model-len 256 --max-num-seqs 4");
+        let engine = load(&folder.model(), &words).engine;
+        let cold = load(&folder.model(), &format!("{words} --no-prefix-cache")).engine;
+        let page = engine.limits().prefix_granularity as usize;
+        for pages in 1..=3 {
+            let prompt = ids(pages as u32, pages * page);
+            let alone = finish(submit(&*cold, greedy(&prompt, 60)));
+            assert_eq!(alone.usage.cached_tokens, 0);
+            let equal = |answer: &Answer, n: usize, n_cached: usize, label: &str| {
+                let wanted = (&alone.ids[..n], &alone.logprobs[..n], &alone.prompt[..]);
+                assert_eq!(answer.numbers(), wanted, "{mode}: {pages} pages, {label}");
+                assert_eq!(answer.usage.cached_tokens as usize, n_cached, "{mode}: {pages} pages, {label}");
+            };
+            // The first may be faster than this thread.
+            let decodes_meanwhile = (0..20).any(|_| {
+                settled(&*engine);
+                let mut first = submit(&*engine, greedy(&prompt, 60));
+                // Its prompt is in the cache from its first token on, while it still decodes.
+                let mut heard = vec![first.blocking_next().expect("it starts")];
+                let during = finish(submit(&*engine, greedy(&prompt, 10)));
+                let mut context = Context::from_waker(Waker::noop());
+                while let Poll::Ready(Some(event)) = first.poll_next(&mut context) {
+                    heard.push(event);
+                }
+                let decodes = !matches!(heard.last(), Some(Event::Finished { .. }));
+                let first = answer(heard.into_iter().chain(std::iter::from_fn(|| first.blocking_next())));
+                equal(&first, 60, 0, "the first");
+                equal(&during, 10, (pages - 1) * page, "meanwhile, one page is always computed");
+                decodes
+            });
+            assert!(decodes_meanwhile, "{mode}: {pages} pages");
+            for n in [30, 1] {
+                equal(&finish(submit(&*engine, greedy(&prompt, n))), n as usize, (pages - 1) * page, "after it");
+            }
         }
-        let mut one = greedy(&prompt, 1);
-        one.sampling.prompt_logprobs = None;
-        let one = finish(submit(&*engine, one));
-        assert_eq!((one.ids[0], &one.logprobs[0]), (after.ids[0], &after.logprobs[0]));
     }
 }
 
+/// Case 95.
 #[test]
 fn abort_frees_blocks() {
     let server = Serving::start(load(&models::script().model(), ""));
     let before = server.idle_metrics();
-    for (round, fields) in
-        [json!({"stream": true}), json!({"stream": true, "n": 3}), json!({})].iter().cycle().take(30).enumerate()
+    for (round, fields) in [json!({"stream": true}), json!({"stream": true, "n": 3}), json!({})]
+        .iter()
+        .cycle()
+        .take(if long_tests() { 100 } else { 30 })
+        .enumerate()
     {
         let body = with(json!({"model": MODEL, "prompt": "x E", "max_tokens": 250}), fields.clone()).to_string();
         let head = client::head("POST", "/v1/completions", &[("Content-Type", "application/json")], body.len());
@@ -139,6 +170,7 @@ fn wait_for(happened: impl Fn() -> bool) {
     panic!("nothing happened for 10 s");
 }
 
+/// Case 97.
 #[test]
 fn concurrency() {
     let folder = models::tiny();
@@ -156,12 +188,24 @@ fn concurrency() {
     for n in [2, 3, 17, 64] {
         std::thread::scope(|scope| {
             let ask = &ask;
-            let threads: Vec<_> = (0..n).map(|i| scope.spawn(move || ask(i, i % 2 == 1))).collect();
+            let spawn = |i| {
+                if long_tests() {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                scope.spawn(move || ask(i, i % 2 == 1))
+            };
+            let threads: Vec<_> = (0..n).map(spawn).collect();
             for (i, thread) in threads.into_iter().enumerate() {
                 assert_eq!(thread.join().expect("answered"), solo[i], "{i} of {n}");
             }
         });
     }
+    // Simply the second one; and one after long idleness.
+    assert_eq!([ask(9, false), ask(9, true)], [&solo[9][..]; 2]);
+    if long_tests() {
+        std::thread::sleep(Duration::from_secs(60));
+    }
+    assert_eq!(ask(9, false), solo[9]);
 }
 
 /// The value of a line of /metrics.
