@@ -1,8 +1,4 @@
-"""Ops on values one by one, rows of a table included: one program per row and panel of B columns; f32 throughout.
-
-Sums of squares run over the whole row in one order that depends on the row's length alone, so a row's bits never depend on
-its neighbours.
-"""
+"""Ops on values one by one, and functions for others: one program per row and panel of B columns; f32 throughout."""
 
 import triton
 import triton.language as tl
@@ -46,8 +42,6 @@ def apply(a, b, OP: tl.constexpr):
         return a * sigmoid(a)
     elif OP == "sigmoid":
         return sigmoid(a)
-    elif OP == "silu_mul":
-        return a * sigmoid(a) * b
     else:
         tl.static_assert(OP == "sigmoid_mul")
         return sigmoid(a) * b
@@ -75,17 +69,6 @@ def binary(step, count_word, count_fixed, a, b, y, D, lda, ldb, ldy, OP: tl.cons
 
 
 @triton.jit
-def situ_mul(step, count_word, count_fixed, a, b, y, D, lda, ldb, ldy, beta, linear, B: tl.constexpr):
-    """y = situ(a, b); grid (rows, ceil(D / B))."""
-    t = tl.program_id(0)
-    if t < st.rows_of(step, count_word, count_fixed):
-        c = tl.program_id(1) * B + tl.arange(0, B)
-        u = tl.load(a + t.to(tl.int64) * lda + c, mask=c < D, other=0.0)
-        v = tl.load(b + t.to(tl.int64) * ldb + c, mask=c < D, other=0.0)
-        tl.store(y + t.to(tl.int64) * ldy + c, situ(u, v, beta, linear), mask=c < D)
-
-
-@triton.jit
 def convert(step, count_word, count_fixed, x, y, D, ldx, ldy, B: tl.constexpr):
     """y = x in y's format, to nearest even; e4m3 saturates; grid (rows, ceil(D / B))."""
     t = tl.program_id(0)
@@ -102,48 +85,3 @@ def rounded(v, kind: tl.constexpr):
     if kind == tl.float8e4nv:
         v = tl.where(v == v, tl.minimum(tl.maximum(v, -448.0), 448.0), v)
     return v.to(kind)
-
-
-@triton.jit
-def rmsnorm(step, count_word, count_fixed, x, w, y, H, D, ldx, ldy, eps, B: tl.constexpr):
-    """y = x / sqrt(mean(x^2) + eps) * w per head of D; grid (rows, H)."""
-    t = tl.program_id(0)
-    if t < st.rows_of(step, count_word, count_fixed):
-        h = tl.program_id(1)
-        px = x + t.to(tl.int64) * ldx + h * D
-        py = y + t.to(tl.int64) * ldy + h * D
-        squares = tl.zeros((B,), tl.float32)
-        for at in range(0, D, B):
-            c = at + tl.arange(0, B)
-            v = tl.load(px + c, mask=c < D, other=0.0)
-            squares += v * v
-        scale = 1.0 / tl.sqrt_rn(tl.sum(squares) / D + eps)
-        for at in range(0, D, B):
-            c = at + tl.arange(0, B)
-            v = tl.load(px + c, mask=c < D, other=0.0)
-            g = tl.load(w + c, mask=c < D, other=0.0).to(tl.float32)
-            tl.store(py + c, v * scale * g, mask=c < D)
-
-
-@triton.jit
-def add_rmsnorm(step, count_word, count_fixed, x, residual, w, total, y, D, ldx, ldr, ldt, ldy, eps, B: tl.constexpr):
-    """total = x + residual, y = rmsnorm(total) * w; grid (rows,). total may be x or residual."""
-    t = tl.program_id(0)
-    if t < st.rows_of(step, count_word, count_fixed):
-        px = x + t.to(tl.int64) * ldx
-        pr = residual + t.to(tl.int64) * ldr
-        pt = total + t.to(tl.int64) * ldt
-        py = y + t.to(tl.int64) * ldy
-        squares = tl.zeros((B,), tl.float32)
-        for at in range(0, D, B):
-            c = at + tl.arange(0, B)
-            v = tl.load(px + c, mask=c < D, other=0.0) + tl.load(pr + c, mask=c < D, other=0.0)
-            squares += v * v
-        scale = 1.0 / tl.sqrt_rn(tl.sum(squares) / D + eps)
-        # The sum is formed again rather than read back: total may lie where x or residual does.
-        for at in range(0, D, B):
-            c = at + tl.arange(0, B)
-            v = tl.load(px + c, mask=c < D, other=0.0) + tl.load(pr + c, mask=c < D, other=0.0)
-            g = tl.load(w + c, mask=c < D, other=0.0).to(tl.float32)
-            tl.store(pt + c, v, mask=c < D)
-            tl.store(py + c, v * scale * g, mask=c < D)

@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.amd import cdna4, hint
 from triton.experimental.gluon.language.amd._ops import get_scaled_upcast_fp4_scale_layout
 
 from experts import activate
-from fp8 import GROUP, inverse_of, scale_of
+from fp8 import GROUP, inverse_of, scale_at, scale_of
 
 # Values of K per step.
 STEP = gl.constexpr(128)
@@ -156,7 +156,9 @@ def scale_places(tiles, order, p, over, KS, SORTED: gl.constexpr, FP8: gl.conste
         layout: gl.constexpr = scales_in(0, PM, gl.num_warps())
         for i in gl.static_range(BM // PM):
             route, mine = routes_of(tiles, order, p, i * PM, SORTED, PM, gl.SliceLayout(1, layout))
-            at = (route // over)[:, None] * KS + gl.arange(0, STEP // GROUP, layout=gl.SliceLayout(0, layout))[None, :]
+            row = route // over
+            own = row // 16 * (16 * KS) + row % 16
+            at = own[:, None] + 16 * gl.arange(0, STEP // GROUP, layout=gl.SliceLayout(0, layout))[None, :]
             all = all + (at, mine[:, None])
     return all
 
@@ -171,7 +173,7 @@ def held_at(x, xs, ox, mine, oxs, w, s, ow, os, at, steps, FP8: gl.constexpr, BM
                        cdna4.buffer_load(s[m], os + gl.where(at < steps, at * (STEP // GROUP), BEYOND), cache=".cg"))
     if FP8:
         for i in gl.static_range(BM // min(BM, 32)):
-            held = held + (cdna4.buffer_load(xs, oxs[2 * i] + at * (STEP // GROUP), mask=oxs[2 * i + 1] & (at < steps)),)
+            held = held + (cdna4.buffer_load(xs, oxs[2 * i] + at * (16 * STEP // GROUP), mask=oxs[2 * i + 1] & (at < steps)),)
     if BM == 16:
         held = held + (cdna4.buffer_load(x, ox + at * STEP, mask=mine & (at < steps)),)
     return held
@@ -265,8 +267,7 @@ def up(step, count_word, count_fixed, x, xs, ids, slots, w1, w3, s1, s3, tiles, 
                 value = value * inverse_of(gl.convert_layout(wide, mfma))
                 groups = first // GROUP + gl.arange(0, BN // GROUP, layout=gl.SliceLayout(0, flat))
                 route, there = routes_of(tiles, order, p, i * PM, SORTED, PM, gl.SliceLayout(1, flat))
-                gl.store(hs + route.to(gl.int64)[:, None] * (N // GROUP) + groups[None, :],
-                         gl.convert_layout(scale, flat).to(gl.uint8), mask=there[:, None])
+                gl.store(hs + scale_at(route[:, None], groups[None, :], N), gl.convert_layout(scale, flat).to(gl.uint8), mask=there[:, None])
             route, there = routes_of(tiles, order, p, i * PM, SORTED, PM, gl.SliceLayout(1, mfma))
             gl.store(h + route.to(gl.int64)[:, None] * N + columns[None, :], value.to(h.dtype.element_ty), mask=there[:, None])
 

@@ -4,6 +4,10 @@ A scale is the smallest power of two that brings the group's greatest magnitude 
 saturates, and a value within 2^14 of the greatest keeps three bits behind its first. Rejected: the scale that the OCP text
 suggests (the power of two of the greatest value over that of 448), by which every fourth or so greatest value saturates and is up
 to an eighth off. It depends on the group alone, so a row's bits depend on no other row.
+
+Scales lie as the lanes of the matrix instruction take them (`scale_at`): a step of 16 rows is 64 bytes in a row, half of a line. Rejected:
+row by row, 4 bytes of each of 16 lines, which is what bound products of 64 rows; and from there through LDS, which would
+want rows of whole vectors.
 """
 
 import triton
@@ -30,11 +34,28 @@ def inverse_of(scale):
 
 
 @triton.jit
+def scale_at(t, g, D):
+    """Where the scale of group g of row t of D values lies: of 16 rows four groups, as many as a step of the instruction has, are 64
+    bytes, rows side by side; then come the next four groups, and behind the last, which may be fewer, the next 16 rows."""
+    steps = (D + 4 * GROUP - 1) // (4 * GROUP)
+    return (t // 16).to(tl.int64) * (64 * steps) + (g // 4 * 64 + g % 4 * 16 + t % 16)
+
+
+@triton.jit
 def put(v, y, s, t, g, c, D, inside):
     """Stores values v of row t in groups g and columns c, `inside` telling which groups are there, and their scales."""
     scale = scale_of(tl.max(tl.abs(v), 1))
-    tl.store(s + t.to(tl.int64) * (D // GROUP) + g, scale.to(tl.uint8), mask=inside)
+    tl.store(s + scale_at(t, g, D), scale.to(tl.uint8), mask=inside)
     tl.store(y + t.to(tl.int64) * D + c, (v * inverse_of(scale)[:, None]).to(tl.float8e4nv), mask=inside[:, None])
+
+
+@triton.jit
+def panel(v, y, s, t, first, D):
+    """`put` of a panel v of row t, which begins at column `first`, a multiple of GROUP, and has zeros behind column D."""
+    groups: tl.constexpr = v.shape[0] // GROUP
+    g = first // GROUP + tl.arange(0, groups)
+    c = g[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    put(tl.reshape(v, (groups, GROUP)), y, s, t, g, c, D, g < D // GROUP)
 
 
 @triton.jit

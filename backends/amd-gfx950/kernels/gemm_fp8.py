@@ -6,8 +6,8 @@ with another and nothing goes through LDS. Its rows and columns are padded with 
 the sums.
 
 Rows are rounded as `fp8.quantise` does it. `few`, a tile of 16 rows and 16 columns to a wave, may do so in the registers in which the
-instruction wants them, which pays for few and short rows. Others are rounded by a launch before it, since every tile of columns
-would fetch 4 bytes a value and round them again. `many` takes these only, and shares them between its waves through two LDS buffers
+instruction wants them, which pays for few and short rows. Others are rounded by whoever makes them (`inputs.py`), or by a
+launch before it: every tile of columns would fetch 4 bytes a value and round them again. `many` takes these only, and shares them between its waves through two LDS buffers
 of a step. All walk K in the same steps by the same instruction, so a row's bits are the same.
 
 Rows, columns and steps outside are masked: nothing is fetched, and the hardware returns zeros.
@@ -25,6 +25,8 @@ from parts import of, place
 # Rows of a tile of weights, and bytes of one.
 ROWS = gl.constexpr(16)
 TILE = gl.constexpr(2048)
+# Scales of a step of so many rows of activations, which lie together (`fp8.scale_at`).
+SCALES = gl.constexpr(64)
 
 
 @gluon.constexpr_function
@@ -78,7 +80,7 @@ def fetch(px, ps, ox, os, mine, scaled_rows, k, w, ow, at, steps, K, ROUNDED: gl
         scale: gl.constexpr = scales_of(ROWS, 1)
         g = at * (STEP // GROUP) + gl.arange(0, STEP // GROUP, layout=gl.SliceLayout(0, scale))
         there = scaled_rows[:, None] & (g < K // GROUP)[None, :]
-        return rows, weights, cdna4.buffer_load(ps, os + at * (STEP // GROUP), mask=there)
+        return rows, weights, cdna4.buffer_load(ps, os + at * SCALES, mask=there)
     else:
         return rows, weights, 0
 
@@ -95,9 +97,9 @@ def product(x, xs, w, rows, first, M, N, K, KP, ldx, ROUNDED: gl.constexpr, RING
     mine = (rows + r < M)[:, None]
     scale: gl.constexpr = scales_of(ROWS, 1)
     rs = gl.arange(0, ROWS, layout=gl.SliceLayout(1, scale))
-    ps = xs + rows.to(gl.int64) * (K // GROUP)
-    os = rs[:, None] * (K // GROUP) + gl.arange(0, STEP // GROUP, layout=gl.SliceLayout(0, scale))[None, :]
     steps = KP // STEP
+    ps = xs + (rows // ROWS).to(gl.int64) * (steps * SCALES)
+    os = rs[:, None] + ROWS * gl.arange(0, STEP // GROUP, layout=gl.SliceLayout(0, scale))[None, :]
     ring = ()
     for j in gl.static_range(RING):
         ring = ring + fetch(px, ps, ox, os, mine, rows + rs < M, k, w, ow, j, steps, K, ROUNDED)
@@ -156,7 +158,7 @@ def step_of(xs, oxs, there, K, w, ow, inside, at, steps, BM: gl.constexpr):
     group: gl.constexpr = STEP // GROUP
     for i in gl.static_range(BM // 32):
         g = at * group + gl.arange(0, group, layout=gl.SliceLayout(0, scales_of(32, gl.num_warps())))
-        held = held + (cdna4.buffer_load(xs, oxs[i] + at * group, mask=there[i] & (g < K // GROUP)[None, :]),)
+        held = held + (cdna4.buffer_load(xs, oxs[i] + at * SCALES, mask=there[i] & (g < K // GROUP)[None, :]),)
     return held
 
 
@@ -171,7 +173,7 @@ def buffers(BM: gl.constexpr):
 @gluon.jit
 def sums(x, xs, w, lds, rows, first, M, N, K, KP, BM: gl.constexpr, BN: gl.constexpr, RING: gl.constexpr):
     """Sums of BM rows from `rows` on and BN columns from `first` on, a tensor for every 32 rows; rows x [M, K] in e4m3 with scales
-    xs [M, K / 32] come through `lds`, of `buffers`."""
+    xs come through `lds`, of `buffers`."""
     mfma: gl.constexpr = mfma_of(gl.num_warps())
     left: gl.constexpr = gl.DotOperandLayout(0, mfma, 16)
     right: gl.constexpr = gl.DotOperandLayout(1, mfma, 16)
@@ -184,18 +186,18 @@ def sums(x, xs, w, lds, rows, first, M, N, K, KP, BM: gl.constexpr, BN: gl.const
     px = x + rows.to(gl.int64) * K
     ox = r[:, None] * K + k[None, :]
     mine = (rows + r < M)[:, None]
-    groups = K // GROUP
-    ps = xs + rows.to(gl.int64) * groups
+    steps = KP // STEP
+    ps = xs + (rows // ROWS).to(gl.int64) * (steps * SCALES)
     oxs = ()
     there = ()
     accs = ()
     scale: gl.constexpr = scales_of(32, gl.num_warps())
     for i in gl.static_range(BM // 32):
         m = i * 32 + gl.arange(0, 32, layout=gl.SliceLayout(1, scale))
-        oxs = oxs + (m[:, None] * groups + gl.arange(0, STEP // GROUP, layout=gl.SliceLayout(0, scale))[None, :],)
+        own = m // ROWS * (steps * SCALES) + m % ROWS
+        oxs = oxs + (own[:, None] + ROWS * gl.arange(0, STEP // GROUP, layout=gl.SliceLayout(0, scale))[None, :],)
         there = there + ((rows + m < M)[:, None],)
         accs = accs + (gl.zeros([32, BN], gl.float32, mfma),)
-    steps = KP // STEP
     ring = ()
     for j in gl.static_range(RING):
         ring = ring + (step_of(ps, oxs, there, K, w, ow, inside, j, steps, BM),)
@@ -224,7 +226,7 @@ def sums(x, xs, w, lds, rows, first, M, N, K, KP, BM: gl.constexpr, BN: gl.const
 @gluon.jit
 def many(step, count_word, count_fixed, x, xs, w, bias, y, N, K, KP, ldy, biased, BM: gl.constexpr, BN: gl.constexpr,
          RING: gl.constexpr):
-    """The same of rows x [M, K] in e4m3 with scales xs [M, K / 32]; grid (ceil(rows / BM), ceil(N / BN)), BM a multiple of 32, BN
+    """The same of rows x [M, K] in e4m3 with scales xs; grid (ceil(rows / BM), ceil(N / BN)), BM a multiple of 32, BN
     of 16 per wave."""
     M = gl.where(count_word == 0, count_fixed, gl.load(step + count_word))
     rows = gl.program_id(0) * BM

@@ -166,8 +166,8 @@ def several(step, count_word, count_fixed, x, w0, w1, w2, w3, w4, w5, y0, y1, y2
 
 
 @gluon.jit
-def into(step, count_word, count_fixed, x, router, down, gate, up, logits, z, h, E, L, S, K, ldx, ldr, ldd, ldg, ldu, ldl, ldz, ldh,
-         beta, linear, BM: gl.constexpr, BN: gl.constexpr, RING: gl.constexpr):
+def into(step, count_word, count_fixed, x, router, down, gate, up, logits, z, h, q, E, L, S, K, ldx, ldr, ldd, ldg, ldu, ldl, ldz, ldh,
+         beta, linear, rounds, BM: gl.constexpr, BN: gl.constexpr, RING: gl.constexpr):
     """`moe_edges.into` in such tiles; grid (ceil(rows / BM), ceil(E / BN) + ceil(L / BN) + ceil(2 S / BN) in whole eights)."""
     M = gl.where(count_word == 0, count_fixed, gl.load(step + count_word))
     tm, tile = tile_of()
@@ -199,6 +199,8 @@ def into(step, count_word, count_fixed, x, router, down, gate, up, logits, z, h,
             y = gl.multiple_of(gl.where(routes, logits, z), 16)
             ldy = gl.where(routes, ldl, ldz)
             finish(acc, y, y, y, y, rows, first, M, N, ldy, ldy, ldy, 0, 0, 1)
+            if (rounds == 1) & (routes == 0):
+                finish(acc.to(gl.bfloat16), q, q, q, q, rows, first, M, N, L, L, L, 0, 0, 1)
 
 
 @gluon.jit

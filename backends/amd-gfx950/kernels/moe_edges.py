@@ -18,10 +18,11 @@ from elementwise import situ
 
 
 @triton.jit
-def into(step, count_word, count_fixed, x, router, down, gate, up, logits, z, h, E, L, S, K, ldx, ldr, ldd, ldg, ldu, ldl, ldz, ldh,
-         beta, linear, EXACT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+def into(step, count_word, count_fixed, x, router, down, gate, up, logits, z, h, q, E, L, S, K, ldx, ldr, ldd, ldg, ldu, ldl, ldz, ldh,
+         beta, linear, rounds, EXACT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     """logits[M, E] = x . router^T, z[M, L] = x . down^T, h[M, S] = situ(x . gate^T, x . up^T);
     grid (ceil(rows / BM), ceil(E / BN) + ceil(L / BN) + ceil(2 S / BN)). Rows and columns outside are masked, never read.
+    Where `rounds` is 1, which f32 factors never ask for, q[M, L] is z in bf16.
     """
     M = st.rows_of(step, count_word, count_fixed)
     if tl.program_id(0) * BM < M:
@@ -56,6 +57,10 @@ def into(step, count_word, count_fixed, x, router, down, gate, up, logits, z, h,
         else:
             po = tl.where(routes, logits, z) + rm[:, None].to(tl.int64) * tl.where(routes, ldl, ldz) + plain[None, :]
             tl.store(po, acc, mask=(rm[:, None] < M) & (plain[None, :] < N))
+            if not EXACT:
+                if (rounds == 1) & (tile >= routers):
+                    pq = q + rm[:, None].to(tl.int64) * L + plain[None, :]
+                    tl.store(pq, acc.to(tl.bfloat16), mask=(rm[:, None] < M) & (plain[None, :] < L))
 
 
 @triton.jit

@@ -16,6 +16,7 @@ import gemm_few
 import gemm_fp8
 import gemm_many
 import headnorm
+import inputs
 import kda
 import kda_chunk
 import kda_decode
@@ -82,20 +83,22 @@ def elementwises():
     for op in ("silu", "sigmoid"):
         yield from promised(f"unary_{op}", elementwise.unary, [*COUNT, F32, F32, I32, I32, I32], {"OP": op, "B": 1024},
                             ["rows", "ceil(D/B)", "1"], ["x", "y", "D", "ldx", "ldy"])
-    yield from promised("binary_situ_mul", elementwise.situ_mul, [*COUNT, F32, F32, F32, I32, I32, I32, I32, FLOAT, FLOAT],
-                        {"B": 1024}, ["rows", "ceil(D/B)", "1"], ["a", "b", "y", "D", "lda", "ldb", "ldy"], **EXACTLY)
-    for op in ("add", "mul", "silu_mul", "sigmoid_mul"):
+    for op in ("add", "mul", "sigmoid_mul"):
         yield from promised(f"binary_{op}", elementwise.binary, [*COUNT, F32, F32, F32, I32, I32, I32, I32],
                             {"OP": op, "B": 1024}, ["rows", "ceil(D/B)", "1"], ["a", "b", "y", "D", "lda", "ldb", "ldy"])
+    for op, options in (("silu_mul", {}), ("situ_mul", EXACTLY)):
+        yield from promised(f"binary_{op}", inputs.gated, [*COUNT, F32, F32, F32, FP8, U8, I32, I32, I32, I32, FLOAT, FLOAT, I32],
+                            {"OP": op, "B": 1024}, ["rows", "ceil(D/B)", "1"], ["a", "b", "y", "q", "D", "lda", "ldb", "ldy"], **options)
     for x, y in [("f32", k) for k in PLAIN] + [(k, "f32") for k in PLAIN if k != "f32"]:
         yield variant("shipped", f"convert_{x}_{y}", elementwise.convert, [*COUNT, PLAIN[x], PLAIN[y], I32, I32, I32],
                       {"B": 1024}, ["rows", "ceil(D/B)", "1"], [])
-    for name, b, warps in (("head", 128, 1), ("row", 1024, 4)):
-        yield from promised(f"rmsnorm_f32_{name}", elementwise.rmsnorm, [*COUNT, F32, F32, F32, I32, I32, I32, I32, FLOAT], {"B": b},
-                            ["rows", "H", "1"], ["x", "w", "y", "D", "ldx", "ldy"], warps=warps)
-    yield from promised("add_rmsnorm_f32", elementwise.add_rmsnorm,
-                        [*COUNT, F32, F32, F32, F32, F32, I32, I32, I32, I32, I32, FLOAT], {"B": 1024}, ["rows", "1", "1"],
-                        ["x", "residual", "w", "total", "y", "D", "ldx", "ldr", "ldt", "ldy"])
+    for name, b, warps, rounds in (("head", 128, 1, False), ("row", 1024, 4, True)):
+        yield from promised(f"rmsnorm_f32_{name}", inputs.rmsnorm, [*COUNT, F32, F32, F32, FP8, U8, I32, I32, I32, I32, FLOAT, I32],
+                            {"ROUNDS": rounds, "B": b}, ["rows", "H", "1"], ["x", "w", "y", *["q"] * rounds, "D", "ldx", "ldy"],
+                            warps=warps)
+    yield from promised("add_rmsnorm_f32", inputs.add_rmsnorm,
+                        [*COUNT, F32, F32, F32, F32, F32, FP8, U8, I32, I32, I32, I32, I32, FLOAT, I32], {"B": 1024}, ["rows", "1", "1"],
+                        ["x", "residual", "w", "total", "y", "q", "D", "ldx", "ldr", "ldt", "ldy"])
 
 
 def movers():
@@ -263,10 +266,10 @@ def moe_edge_products():
                 edges, constants, options = gemm_many, {"BM": bm, "BN": bn, "RING": 4}, {"warps": bn // 16}
                 whole = lambda columns: f"8*ceil(({columns})/8)"
             yield variant("shipped", f"moe_input_{form}", edges.into,
-                          [*COUNT, F32, *[PLAIN[w]] * 4, F32, F32, F32] + [I32] * 12 + [FLOAT, FLOAT], constants,
+                          [*COUNT, F32, *[PLAIN[w]] * 4, F32, F32, F32, BF16] + [I32] * 12 + [FLOAT, FLOAT, I32], constants,
                           ["ceil(rows/BM)", whole("ceil(E/BN) + ceil(L/BN) + ceil(2*S/BN)"), "1"],
-                          ["x", "router", "down", "gate", "up", "logits", "z", "h", "L", "S", "K", "ldx", "ldr", "ldd", "ldg", "ldu", "ldz",
-                           "ldh"], **options, **EXACTLY)
+                          ["x", "router", "down", "gate", "up", "logits", "z", "h", "q", "L", "S", "K", "ldx", "ldr", "ldd", "ldg", "ldu",
+                           "ldz", "ldh"], **options, **EXACTLY)
             yield variant("shipped", f"moe_output_{form}", edges.out,
                           [*COUNT, F32, F32, PLAIN[w], F32, PLAIN[w], F32, F32] + [I32] * 10 + [FLOAT], constants,
                           ["ceil(rows/BM)", whole("ceil(N/BN)"), "1"],

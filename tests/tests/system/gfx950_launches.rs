@@ -115,7 +115,7 @@ fn launches_per_layer_of_a_decode_program() {
     let device = hip::Device::open(hip, 0).expect("an emulated device");
     let library = Library::new(&device, Manifest::read(&kernels).expect("a manifest"));
     let best = Settings::parse(&[]).expect("defaults");
-    for (tokens, kda, mla) in [(1, 15, 20), (16, 15, 20), (64, 18, 21)] {
+    for (tokens, kda, mla) in [(1, 14, 19), (16, 14, 19), (64, 17, 20)] {
         let (layers, config) = launches(tokens, &library, &best);
         // The first layer has a dense MLP.
         for (layer, kind) in config.layers.iter().enumerate().skip(1) {

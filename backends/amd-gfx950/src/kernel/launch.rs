@@ -18,6 +18,17 @@ pub enum Argument {
     F32(f32),
 }
 
+impl Argument {
+    /// As a launch takes it.
+    pub(super) fn bits(self) -> u64 {
+        match self {
+            Argument::Pointer(p) => p,
+            Argument::I32(i) => u64::from(i as u32),
+            Argument::F32(f) => u64::from(f.to_bits()),
+        }
+    }
+}
+
 /// Why a kernel was not launched.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
@@ -193,11 +204,12 @@ impl Kernel {
                 continue;
             }
             let value = given.remove(placed.name.as_str()).ok_or_else(|| fail(&placed.name, "missing".into()))?;
-            let (value, fits) = match value {
-                Argument::Pointer(p) => (p, placed.kind.starts_with('*')),
-                Argument::I32(i) => (u64::from(i as u32), placed.kind == "i32"),
-                Argument::F32(f) => (u64::from(f.to_bits()), placed.kind == "fp32"),
+            let fits = match value {
+                Argument::Pointer(_) => placed.kind.starts_with('*'),
+                Argument::I32(_) => placed.kind == "i32",
+                Argument::F32(_) => placed.kind == "fp32",
             };
+            let value = value.bits();
             if !fits {
                 return Err(fail(&placed.name, format!("is a {}", placed.kind)));
             }

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     hip::{HipError, Queue},
-    ops::Expansion,
+    ops::{Ahead, Expansion},
 };
 
 /// More arguments than any kernel has.
@@ -156,6 +156,16 @@ impl Prepared {
         self.grid.iter().all(|e| e.groups(counts, Expansion::NONE) > 0)
     }
 
+    /// Gives arguments other values; none, and `false`, unless all of them keep what the compiler was promised.
+    pub(crate) fn set(&mut self, arguments: &[(&str, Argument)]) -> bool {
+        let kept = self.kernel.keeps_promises(arguments);
+        for (name, value) in arguments.iter().filter(|_| kept) {
+            let at = self.kernel.entry.arguments.iter().position(|a| a.name == *name);
+            self.values[at.expect("an argument of this kernel")] = value.bits();
+        }
+        kept
+    }
+
     /// Queues it, for so many entries and what the step expands; a grid without work-groups is skipped. Allocates nothing.
     ///
     /// # Safety
@@ -185,12 +195,14 @@ pub struct Plan<'a> {
     pub launches: Vec<Prepared>,
     /// Index of the op whose launches are being added.
     pub op: usize,
+    /// Which launches can leave rows in the format of factors.
+    pub ahead: Ahead,
 }
 
 impl<'a> Plan<'a> {
     /// Empty.
     pub fn new(library: &'a Library) -> Self {
-        Self { library, launches: Vec::new(), op: 0 }
+        Self { library, launches: Vec::new(), op: 0, ahead: Ahead::default() }
     }
 
     /// The kernels, for asking about constants.

@@ -7,7 +7,7 @@ use tokenspeed_backend_api::{
     sdk::{Fault, Support},
 };
 
-use super::{BoundOp, OpEntry, Operand, PANEL, float, int, panels};
+use super::{BoundOp, OpEntry, Operand, PANEL, ahead, float, int, panels};
 use crate::{
     kernel::{Argument, Extent, Plan},
     settings::Settings,
@@ -29,12 +29,14 @@ macro_rules! entries {
 entries! {
     Add: binary, "binary_add";
     Mul: binary, "binary_mul";
-    SiluMul: binary, "binary_silu_mul";
     SigmoidMul: binary, "binary_sigmoid_mul";
     Silu: unary, "unary_silu";
     Sigmoid: unary, "unary_sigmoid";
 }
 
+inventory::submit! {
+    OpEntry { kind: OpKind::SiluMul, support: |_, _| Support::yes("binary_silu_mul"), plan: silu, pack: None }
+}
 inventory::submit! {
     OpEntry { kind: OpKind::SituMul, support: |_, _| Support::yes("binary_situ_mul"), plan: situ, pack: None }
 }
@@ -71,9 +73,22 @@ fn binary(op: &BoundOp<'_>, plan: &mut Plan<'_>, kernel: &str) -> Result<(), Fau
     launch(op, plan, kernel, &[])
 }
 
+fn silu(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
+    gated(op, plan, "binary_silu_mul", [0.0; 2])
+}
+
 fn situ(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
     let f = op.op.attrs().f;
-    launch(op, plan, "binary_situ_mul", &[("beta", float(f[0])), ("linear", float(f[1]))])
+    gated(op, plan, "binary_situ_mul", [f[0], f[1]])
+}
+
+/// What products read next, so perhaps in e4m3 as well.
+fn gated(op: &BoundOp<'_>, plan: &mut Plan<'_>, kernel: &str, [beta, linear]: [f64; 2]) -> Result<(), Fault> {
+    let y = &op.operands[2];
+    let limits = [("beta", float(beta)), ("linear", float(linear))];
+    launch(op, plan, kernel, &[&limits[..], &ahead::nowhere(y)].concat())?;
+    ahead::offer(op, plan, y, ahead::Form::E4m3);
+    Ok(())
 }
 
 fn launch(op: &BoundOp<'_>, plan: &mut Plan<'_>, kernel: &str, more: &[(&str, Argument)]) -> Result<(), Fault> {

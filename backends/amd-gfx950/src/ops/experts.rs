@@ -24,7 +24,11 @@ use tokenspeed_backend_api::{
     support::Rounding,
 };
 
-use super::{BoundOp, OpEntry, Operand, PANEL, float, int, panels};
+use super::{
+    BoundOp, OpEntry, Operand, PANEL,
+    ahead::{self, Form},
+    float, gemm_fp8, int, panels,
+};
 use crate::{
     kernel::{Argument, Extent, Plan},
     settings::{Precision, Settings},
@@ -162,8 +166,9 @@ impl Scratch {
         let hidden = area(routes * shape.hidden * value);
         let rounded = area(if fast { shape.tokens * shape.width * 2 } else { 0 });
         let fp8 = fast && settings.precision == Precision::Fp8;
-        let scales = [shape.tokens * shape.width, routes * shape.hidden].map(|n| if fp8 { n / GROUP } else { 0 });
-        let [rounded_scales, hidden_scales] = scales.map(&mut area);
+        let scales = [(shape.tokens, shape.width), (routes, shape.hidden)];
+        let bytes_of = |(rows, width)| if fp8 { gemm_fp8::scale_bytes(rows as u64, width) as usize } else { 0 };
+        let [rounded_scales, hidden_scales] = scales.map(bytes_of).map(&mut area);
         // Programs of fewer tokens have wider slabs.
         let products = area((routes * shape.width * value).min(KEPT.max(routes * STEP * value)));
         let tiles = shape.tiles(SHORTEST);
@@ -282,13 +287,19 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
         let (y, scales) = (("y", at(scratch.rounded)), at(scratch.rounded_scales));
         let to = [("x", x.pointer()), y, ("s", scales), ("D", int(shape.width)), ("ldx", x.stride())];
         let columns = panels(shape.width, PANEL);
-        plan.launch("fp8_quantise", [x.rows(1), columns, Extent::ONE], &[&[op.step(), word, fixed][..], &to].concat())?;
+        let places = [scratch.rounded, scratch.rounded_scales].map(|at| op.workspace + at as u64);
+        if !ahead::take(op, plan, x, Form::E4m3, places) {
+            let arguments = [&[op.step(), word, fixed][..], &to].concat();
+            plan.launch("fp8_quantise", [x.rows(1), columns, Extent::ONE], &arguments)?;
+        }
         vec![("x", at(scratch.rounded)), whole]
     } else if fast {
         let to = [("y", at(scratch.rounded)), ("D", int(shape.width)), ("ldx", x.stride()), ("ldy", int(shape.width))];
         let columns = panels(shape.width, PANEL);
         let arguments = [&[op.step(), word, fixed, ("x", x.pointer())][..], &to].concat();
-        plan.launch("convert_f32_bf16", [x.rows(1), columns, Extent::ONE], &arguments)?;
+        if !ahead::take(op, plan, x, Form::Bf16, [op.workspace + scratch.rounded as u64; 2]) {
+            plan.launch("convert_f32_bf16", [x.rows(1), columns, Extent::ONE], &arguments)?;
+        }
         vec![("x", at(scratch.rounded)), whole]
     } else {
         vec![("x", x.pointer()), ("ldx", x.stride())]

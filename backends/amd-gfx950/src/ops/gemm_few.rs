@@ -65,7 +65,7 @@ fn clear(op: &BoundOp<'_>, o: &Operand) -> bool {
 }
 
 /// The same values in the same place.
-fn same(a: &Operand, b: &Operand) -> bool {
+pub(super) fn same(a: &Operand, b: &Operand) -> bool {
     let (s, t) = (&a.tensor, &b.tensor);
     a.address == b.address
         && (s.vary, s.dims[0], s.row_len(), s.row_bytes) == (t.vary, t.dims[0], t.row_len(), t.row_bytes)

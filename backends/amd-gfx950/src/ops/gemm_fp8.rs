@@ -18,7 +18,11 @@ use tokenspeed_backend_api::{
     support::Rounding,
 };
 
-use super::{BoundOp, Operand, PANEL, gemm_few, int, panels};
+use super::{
+    BoundOp, Operand, PANEL,
+    ahead::{self, Form},
+    gemm_few, int, panels,
+};
 use crate::{
     kernel::{Argument, Extent, Plan},
     settings::{Precision, Settings},
@@ -143,9 +147,14 @@ fn scales_at(tokens: u64, k: usize) -> u64 {
     (tokens * k as u64).next_multiple_of(ALIGN)
 }
 
+/// Bytes of the scales of that many rounded rows: steps of whole tiles of rows (`scale_at` in `kernels/fp8.py`).
+pub(super) fn scale_bytes(tokens: u64, k: usize) -> u64 {
+    tokens.next_multiple_of(ROWS as u64) * (padded(k) / GROUP) as u64
+}
+
 /// Bytes of that many rounded rows and their scales.
 pub(super) fn room(tokens: u64, k: usize) -> u64 {
-    scales_at(tokens, k) + (tokens * (k / GROUP) as u64).next_multiple_of(ALIGN)
+    scales_at(tokens, k) + scale_bytes(tokens, k).next_multiple_of(ALIGN)
 }
 
 /// Rounded rows of `x` and their scales, in the op's scratch.
@@ -159,10 +168,15 @@ pub(super) fn rounded_at(address: u64, x: &Operand) -> (Argument, Argument) {
     (Argument::Pointer(address), Argument::Pointer(scales))
 }
 
-/// The launch that puts them there.
+/// What puts them there: the launch that makes them, or one more.
 pub(super) fn plan_rounding(op: &BoundOp<'_>, plan: &mut Plan<'_>, x: &Operand) -> Result<(), Fault> {
     let [word, fixed] = x.count();
     let ((y, s), k) = (rounded(op, x), x.tensor.row_len());
+    if let (Argument::Pointer(rows), Argument::Pointer(scales)) = (y, s)
+        && ahead::take(op, plan, x, Form::E4m3, [rows, scales])
+    {
+        return Ok(());
+    }
     let arguments =
         [op.step(), word, fixed, ("x", x.pointer()), ("y", y), ("s", s), ("D", int(k)), ("ldx", x.stride())];
     Ok(plan.launch("fp8_quantise", [x.rows(1), panels(k, PANEL), Extent::ONE], &arguments)?)

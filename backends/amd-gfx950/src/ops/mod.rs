@@ -4,6 +4,7 @@
 //! Kernels read the step's counts and tokens from the parameter block, whose address is one of the arguments, so that a
 //! plan holds for every step of the program. Kernel names are those of `kernels/variants.py`.
 
+mod ahead;
 mod attn_res;
 mod cache;
 mod columns;
@@ -45,6 +46,7 @@ use crate::{
     settings::Settings,
 };
 
+pub use ahead::Ahead;
 pub use mla_prefill::Expansion;
 
 /// Makes the packed bytes of an operand from its source.
@@ -75,7 +77,11 @@ pub fn entry(kind: OpKind) -> Option<&'static OpEntry> {
 /// # Errors
 /// As [`OpEntry::plan`].
 pub fn together(ops: &[BoundOp<'_>], plan: &mut Plan<'_>) -> Result<usize, Fault> {
-    gemm_few::together(ops, plan)
+    let Some(first) = ops.first() else { return Ok(0) };
+    plan.ahead.enter(first);
+    let planned = gemm_few::together(ops, plan)?;
+    ops[..planned].iter().skip(1).for_each(|op| plan.ahead.enter(op));
+    Ok(planned)
 }
 
 /// An operand in device memory.

@@ -10,7 +10,7 @@ use tokenspeed_backend_api::{
     sdk::{Fault, OpView, Support},
 };
 
-use super::{BoundOp, OpEntry, Operand, float, gemm, gemm_few, gemm_many, int, moe_edges_fp8};
+use super::{BoundOp, OpEntry, Operand, ahead, float, gemm, gemm_few, gemm_many, int, moe_edges_fp8};
 use crate::{
     kernel::{Argument, Extent, Plan},
     settings::Settings,
@@ -123,14 +123,19 @@ pub(super) fn input_arguments(op: &BoundOp<'_>) -> [(&'static str, Argument); 22
 }
 
 fn plan_input(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
-    let [x, router, down, gate, up, ..] = op.operands else { unreachable!("checked") };
+    let [x, router, down, gate, up, _, z, _] = op.operands else { unreachable!("checked") };
     if moe_edges_fp8::is(down) {
         return moe_edges_fp8::plan_input(op, plan);
     }
     let [experts, latent, width] = [router, down, gate].map(|w| w.tensor.dims[0]);
     let strides = [("ldd", ld(down)), ("ldg", ld(gate)), ("ldu", ld(up))];
-    let arguments = [&input_arguments(op)[..], &strides].concat();
-    launch(op, plan, ("moe_input", router, x), &[experts, latent, 2 * width], &arguments)
+    let [flag, rows, _] = ahead::nowhere(z);
+    let arguments = [&input_arguments(op)[..], &strides, &[flag, rows]].concat();
+    launch(op, plan, ("moe_input", router, x), &[experts, latent, 2 * width], &arguments)?;
+    if !op.settings.exact() {
+        ahead::offer(op, plan, z, ahead::Form::Bf16);
+    }
+    Ok(())
 }
 
 fn plan_output(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {

@@ -5,7 +5,7 @@ use tokenspeed_backend_api::{
     sdk::{Fault, Support},
 };
 
-use super::{BoundOp, OpEntry, float, int};
+use super::{BoundOp, OpEntry, ahead, float, int};
 use crate::kernel::{Extent, Plan};
 
 /// Up to this length a row is a head, and one wave's work.
@@ -38,7 +38,12 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
         ("ldy", y.stride()),
         ("eps", float(op.op.attrs().f[0])),
     ];
-    Ok(plan.launch(&kernel, [x.rows(1), Extent::Fixed(heads as u32), Extent::ONE], &arguments)?)
+    let arguments = [&arguments[..], &ahead::nowhere(y)].concat();
+    plan.launch(&kernel, [x.rows(1), Extent::Fixed(heads as u32), Extent::ONE], &arguments)?;
+    if size == "row" && heads == 1 {
+        ahead::offer(op, plan, y, ahead::Form::E4m3);
+    }
+    Ok(())
 }
 
 fn plan_add(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
@@ -60,5 +65,8 @@ fn plan_add(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
         ("ldy", y.stride()),
         ("eps", float(op.op.attrs().f[0])),
     ];
-    Ok(plan.launch("add_rmsnorm_f32", [x.rows(1), Extent::ONE, Extent::ONE], &arguments)?)
+    let arguments = [&arguments[..], &ahead::nowhere(y)].concat();
+    plan.launch("add_rmsnorm_f32", [x.rows(1), Extent::ONE, Extent::ONE], &arguments)?;
+    ahead::offer(op, plan, y, ahead::Form::E4m3);
+    Ok(())
 }

@@ -53,6 +53,11 @@ fn rounded(x: f64) -> f64 {
     f64::from(f32::from_bits((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff_0000))
 }
 
+/// Scales of rows of whole steps: those of 16 rows lie together.
+fn scale_bytes(rows: usize, width: usize) -> usize {
+    rows.next_multiple_of(16) * width / 32
+}
+
 /// A group as e4m3 with one scale, by the definition: the smallest power of two that brings all of it within 448, and 3 bits
 /// behind the first, from 2^-6 down to 2^-9 fewer.
 pub fn grouped(values: &[f64]) -> Vec<f64> {
@@ -244,7 +249,7 @@ impl<'a> Run<'a> {
         let space = |bytes: usize| Buffer::with(self.device, &vec![0xff; bytes]).unwrap();
         let (hidden, parts, y) = (space(ROUTES * HIDDEN * 2), space(ROUTES * slab * 2), space(TOKENS * WIDTH * 4));
         let (small, scales, hidden_scales) =
-            (space(TOKENS * WIDTH), space(TOKENS * WIDTH / 32), space(ROUTES * HIDDEN / 32));
+            (space(TOKENS * WIDTH), space(scale_bytes(TOKENS, WIDTH)), space(scale_bytes(ROUTES, HIDDEN)));
         if form == Form::Fp8 {
             let (x, y, s) = (("x", pointer(&self.wide)), ("y", pointer(&small)), ("s", pointer(&scales)));
             let counted = [("step", pointer(&self.step)), ("count_word", int(1)), ("count_fixed", int(0))];

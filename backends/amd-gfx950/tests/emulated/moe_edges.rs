@@ -11,7 +11,7 @@ use tokenspeed_backend_api::{
 
 use crate::{
     replay::{Bench, attrs, rows},
-    support::{Bytes, Random, backend_device, configure, emulator},
+    support::{Bytes, Random, backend_device, configure, emulator, f32s},
 };
 
 /// Tokens of steps, one for each height of tile.
@@ -108,4 +108,68 @@ fn one_launch_has_the_bits_of_its_parts_in_f32() {
 #[test]
 fn e4m3_factors_have_the_bits_of_the_parts_in_every_tile() {
     agree(&[("precision", "fp8")], WIDE, TOKENS);
+}
+
+/// From the input of a mixture of experts to the sum of its experts: in a program, whose first launch leaves latent rows in bf16 for the
+/// experts, the bits are those of single ops, and no launch rounds.
+#[test]
+fn latent_rows_are_left_as_experts_want_them() {
+    const E: u64 = 24;
+    const WIDTH: u64 = 128;
+    const CHOSEN: u64 = 2;
+    let log = std::env::temp_dir().join(format!("moe-edges-{}", std::process::id()));
+    std::fs::write(&log, "").unwrap();
+    // SAFETY: one test per process (`cargo nextest`), and the emulator, its only reader, is loaded below.
+    unsafe { std::env::set_var("TOKENSPEED_EMULATOR_COUNTERS", &log) };
+    let Some((_backend, device)) = backend_device(&[]) else { return };
+    configure(emulator(), true, 2);
+    let launches = || std::fs::read_to_string(&log).unwrap().matches("\"kernel\":\"convert\"").count();
+    for tokens in [3, 20, 300] {
+        let t = tokens as u64;
+        let mut bench = Bench::new(&device);
+        let mut random = Random(21);
+        let numbers: Vec<f32> = (0..t * WIDTH).map(|_| random.unit()).collect();
+        let x = bench.place(DType::F32, Vary::Tokens, &[t, WIDTH], Some(numbers.bytes()));
+        let matrices = [E, WIDTH, WIDTH, WIDTH].map(|n| {
+            let numbers = random.bf16((n * WIDTH) as usize).bytes();
+            bench.place(DType::BF16, Vary::Fixed, &[n, WIDTH], Some(numbers))
+        });
+        let bias = bench.place(DType::F32, Vary::Fixed, &[E], Some(vec![0f32; E as usize].bytes()));
+        let slots: Vec<u8> = (0..E as u32).flat_map(u32::to_le_bytes).collect();
+        let slots = bench.place(DType::U32, Vary::Fixed, &[E], Some(slots));
+        let stacks = [(); 3].map(|()| {
+            let bytes = (0..E * WIDTH * WIDTH / 2).map(|_| random.bits() as u8).collect();
+            bench.place(DType::Mxfp4, Vary::Fixed, &[E, WIDTH, WIDTH], Some(bytes))
+        });
+        let scales = [(); 3].map(|()| {
+            let bytes = (0..E * WIDTH * WIDTH / 32).map(|_| 118 + (random.bits() % 4) as u8).collect();
+            bench.place(DType::U8, Vary::Fixed, &[E, WIDTH, WIDTH / 32], Some(bytes))
+        });
+        let mut made = |dtype, n| bench.place(dtype, Vary::Tokens, &[t, n], None);
+        let [logits, z, h, weights] = [E, WIDTH, WIDTH, CHOSEN].map(|n| made(DType::F32, n));
+        let ids = made(DType::U32, CHOSEN);
+        let y = made(DType::F32, WIDTH);
+        bench.load();
+        let betas = attrs(&[], &[4.0, 25.0]);
+        let ops = [
+            (OpKind::MoeInput, [&[x], &matrices[..], &[logits, z, h]].concat(), betas),
+            (OpKind::RouterTopk, vec![logits, bias, ids, weights], attrs(&[1, 1, 1], &[1.0])),
+            (
+                OpKind::Experts,
+                [&[z, ids, weights, slots], &stacks[..], &scales, &[y]].concat(),
+                attrs(&[1], &[4.0, 25.0]),
+            ),
+        ];
+        bench.run(ts_step_row { query_len: tokens as u32, ..Default::default() }, &ops);
+        let (alone, before) = ([z, y].map(|made| bench.read(&made)), launches());
+        bench.run_program(tokens, &ops);
+        assert!(before > 0 && launches() == before, "{tokens} tokens: rows are rounded again");
+        assert!(
+            [z, y].map(|made| bench.read(&made)) == alone,
+            "{tokens} tokens: a program gives other bits than its ops"
+        );
+        assert!(f32s(&alone[1]).iter().all(|v| v.is_finite()) && f32s(&alone[1]).iter().any(|v| *v != 0.0));
+        std::fs::write(&log, "").unwrap();
+    }
+    std::fs::remove_file(&log).unwrap();
 }

@@ -4,7 +4,7 @@
 
 use tokenspeed_backend_api::{
     abi::{TS_BIND_ACTIVATIONS, TS_BIND_STEP, TS_BIND_WEIGHTS, ts_step_row},
-    backend::{Arena, ArenaKind, Bindings, Device, Event, Queue},
+    backend::{Arena, ArenaKind, Bindings, Bucket, Device, Event, Queue, StepBuffer},
     dtype::DType,
     graph::Vary,
     op::{Attrs, OpKind},
@@ -81,12 +81,50 @@ impl<'a> Bench<'a> {
 
     /// Runs ops in order for a step, and waits.
     pub fn run_step(&mut self, step: &StepData, ops: &[(OpKind, Vec<Tensor>, Attrs)]) {
+        let (bindings, records) = self.ready(step, ops);
+        for op in &records {
+            self.device.op_launch(&self.queue, op, &bindings).unwrap();
+        }
+        self.value += 1;
+        self.device.queue_signal(&self.queue, &self.event, self.value).unwrap();
+        self.wait();
+    }
+
+    /// Runs ops as a program for one request's tokens, scratch of each behind that of the others, and waits.
+    pub fn run_program(&mut self, tokens: usize, ops: &[(OpKind, Vec<Tensor>, Attrs)]) {
+        let step = StepData::from_spans(&[(0, 0, &vec![0; tokens])]);
+        let (bindings, mut records) = self.ready(&step, ops);
+        let mut at = self.image.len() as u64;
+        for op in &mut records {
+            op.workspace_offset = at;
+            at = (at + op.workspace_bytes).next_multiple_of(256);
+        }
+        assert!(at <= self.image.len() as u64 + WORKSPACE);
+        let bucket = Bucket { max_tokens: tokens as u32, max_rows: 1, max_logit_rows: 1 };
+        let program = self.device.program_prepare(&records, &bindings, bucket).unwrap();
+        let block = step.to_bytes();
+        let mut buffer = StepBuffer::with_capacity(block.len());
+        buffer.bytes_mut().expect("not yet lent")[..block.len()].copy_from_slice(&block);
+        buffer.set_len(block.len());
+        self.value += 1;
+        self.device.program_run(&program, &self.queue, &mut buffer, &self.event, self.value).unwrap();
+        self.wait();
+    }
+
+    fn wait(&self) {
+        let waited = self.event.wait(self.value, 60_000_000_000);
+        waited.unwrap_or_else(|e| panic!("{e}\n{}", report(emulator())));
+    }
+
+    /// Ops with weights packed where the device wants it, all with the same scratch, and what they are bound to.
+    fn ready(&self, step: &StepData, ops: &[(OpKind, Vec<Tensor>, Attrs)]) -> (Bindings, Vec<OpRecord>) {
         let block = step.to_bytes();
         let step_arena = self.device.arena_alloc(ArenaKind::Step, block.len() as u64).unwrap();
         self.device.write(&step_arena, 0, &block).unwrap();
         let mut bindings = Bindings::new();
         bindings.bind_all(TS_BIND_STEP, &step_arena).bind_all(TS_BIND_ACTIVATIONS, self.arena.as_ref().unwrap());
         let mut slot = TS_BIND_WEIGHTS;
+        let mut records = Vec::new();
         for (kind, operands, attrs) in ops {
             let operands = operands.iter().copied().map(Tensor::to_abi).collect();
             let mut op = OpRecord::new(*kind, operands, *attrs, kind.name());
@@ -105,12 +143,9 @@ impl<'a> Bench<'a> {
             }
             assert!(support.workspace_bytes <= WORKSPACE, "{kind}: {} bytes of workspace", support.workspace_bytes);
             (op.workspace_offset, op.workspace_bytes) = (self.image.len() as u64, support.workspace_bytes);
-            self.device.op_launch(&self.queue, &op, &bindings).unwrap();
+            records.push(op);
         }
-        self.value += 1;
-        self.device.queue_signal(&self.queue, &self.event, self.value).unwrap();
-        let waited = self.event.wait(self.value, 60_000_000_000);
-        waited.unwrap_or_else(|e| panic!("{e}\n{}", report(emulator())));
+        (bindings, records)
     }
 }
 

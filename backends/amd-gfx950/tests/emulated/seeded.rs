@@ -117,7 +117,7 @@ bugs! {
     e4m3_saturates_too_early: "elementwise.py", "tl.maximum(v, -448.0), 448.0)" => "tl.maximum(v, -240.0), 240.0)",
         "convert_", "copy", "expected";
     /// The mean of a row is taken over its padding.
-    a_mean_over_the_padding: "elementwise.py", "tl.sum(squares) / D + eps" => "tl.sum(squares) / B + eps",
+    a_mean_over_the_padding: "inputs.py", "tl.sum(squares) / D + eps" => "tl.sum(squares) / B + eps",
         "rmsnorm_", "rmsnorm", "largest error";
     /// Of two changes of one entry in a step, any may win.
     an_earlier_change_wins: "tables.py", "mask=mine & (overwritten == 0)" => "mask=mine & (overwritten >= 0)",
