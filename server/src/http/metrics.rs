@@ -302,9 +302,8 @@ mod tests {
     #[test]
     fn the_document_lists_what_the_page_has() {
         let metrics = ServerMetrics::default();
-        let mut engine = Metrics::default();
         // Series without a sample have a header, and so a name.
-        engine.draft_max = 1;
+        let mut engine = Metrics { draft_max: 1, ..Metrics::default() };
         (engine.drafts[0], engine.accepted[0]) = (2, 1);
         let page = metrics.render(Some(&engine), 0);
         let headers = page.lines().filter_map(|line| line.strip_prefix("# TYPE "));

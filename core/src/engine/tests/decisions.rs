@@ -85,7 +85,7 @@ fn for_prompts(state: &State, step: u32) -> u32 {
 }
 
 /// Who loses memory to whom, first come, first served: one after the other takes what it needs, from the last of all.
-fn losses(before: &State, step: u32) -> Vec<(RequestId, RequestId)> {
+fn losses(before: &State, step: u32) -> Losses {
     let (mut running, mut free, mut lost) = (before.running.clone(), before.free, Vec::new());
     let mut tokens = for_prompts(before, step);
     let mut at = 0;
@@ -114,7 +114,10 @@ fn losses(before: &State, step: u32) -> Vec<(RequestId, RequestId)> {
     lost
 }
 
-fn said(list: &[Decision]) -> (Vec<(RequestId, RequestId)>, Vec<(RequestId, Why)>) {
+/// Who lost memory to whom.
+type Losses = Vec<(RequestId, RequestId)>;
+
+fn said(list: &[Decision]) -> (Losses, Vec<(RequestId, Why)>) {
     let lost = list.iter().filter_map(|d| if let What::Preempted { by } = d.what { Some((d.id, by)) } else { None });
     let waits = list.iter().filter_map(|d| if let What::Waits(why) = d.what { Some((d.id, why)) } else { None });
     (lost.collect(), waits.collect())
