@@ -4,7 +4,7 @@
 //! `logit rows`, and `rows`, what the arguments `count_word` and `count_fixed` count. There is `+`, `*`, `/` (a launch with a remainder is
 //! wrong), `ceil(a/b)`, and `sum(f)`: the sum of f over the arguments n0, n1 and so on, each called `ni` in it. Names of [`PLANNED`]
 //! stand for what no launch says by itself, tiles of sorted routes or shares of attention: of these axes the planner knows
-//! more than the manifest, and they are not compared.
+//! more than the manifest, and they are not compared. Nor are axes of which a launch takes a part ([`super::Extent::Part`]).
 //!
 //! Decision: a grid that differs is refused in every build, when a program is prepared. Kernels of another version whose tiles are others
 //! would leave out rows or columns, or read what is not there, and a hundred formulas take no time. Rejected: making the grids

@@ -232,7 +232,9 @@ impl<'a> Plan<'a> {
         let kernel = self.pick(name, arguments)?;
         let values = kernel.values(arguments)?;
         assert!(values.len() <= ARGUMENTS_MAX, "{name} has {} arguments", values.len());
-        for (axis, extent) in grid.iter().enumerate() {
+        // A part of what a step might bring is cut by what the step does bring: the formula is of the whole.
+        let whole = |extent: &&Extent| !matches!(extent, Extent::Part { .. });
+        for (axis, extent) in grid.iter().enumerate().filter(|(_, extent)| whole(extent)) {
             for counts in &STEPS {
                 kernel.check_axis(axis, arguments, counts, extent.groups(counts, Expansion::NONE))?;
             }
