@@ -266,8 +266,8 @@ pub(super) fn together(ops: &[BoundOp<'_>], plan: &mut Plan<'_>) -> Result<usize
         }
         run.push(next);
     }
-    // Rounded rows lie in the scratch of the first op that wants them.
-    let owner = &ops[run.iter().position(|p| p.fp8).unwrap_or(0)];
+    // Rounded rows lie in the scratch of the last op that wants them: no result of those before it, which all live on, lies there.
+    let owner = &ops[run.iter().rposition(|p| p.fp8).unwrap_or(0)];
     if run.iter().any(|p| !clear(owner, &p.y)) {
         run.truncate(1);
     }
