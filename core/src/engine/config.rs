@@ -297,7 +297,8 @@ impl EngineConfig {
         (0..self.components.len()).filter(move |&at| self.components[at].class == class)
     }
 
-    /// Block-table changes that the second half of a plan made ahead may need: the pages that a step's tokens can fill
+    /// Block-table changes that the second half of a plan made ahead may need, or those who get what a policy's favourites
+    /// leave: the pages that a step's tokens can fill
     /// and two more per request, and as many that the step before turned out to share.
     pub fn late_deltas(&self) -> u32 {
         let pages = self.max_batch_tokens.div_ceil(self.block_tokens);

@@ -71,7 +71,10 @@ impl Scheduler {
             let n_tokens = self.chunk(computed, body.next_mark(computed).unwrap_or(wanted), cap);
             let n_pages = memory.pages_of(with_tail(computed + n_tokens, wanted, memory));
             let n_deltas = n_pages as usize * self.limits.paged_components.len();
-            let late_deltas = if when == When::Ahead { self.limits.late_deltas } else { 0 };
+            // Some requests take their part of this step afterwards: in the second half of a plan made ahead, or of what
+            // the policy's favourites leave.
+            let goes_on = when == When::Ahead || !self.policy.is_first_come();
+            let late_deltas = if goes_on { self.limits.late_deltas } else { 0 };
             if n_tokens == 0 || self.deltas.len() + n_deltas > (self.limits.max_deltas - late_deltas) as usize {
                 let end = body.next_mark(computed).unwrap_or(wanted);
                 let has_tokens = self.chunk(computed, end, self.limits.chunk_cap.min(budget.tokens)) > 0;
