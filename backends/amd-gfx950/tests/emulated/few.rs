@@ -176,7 +176,7 @@ fn agree(options: &[(&str, &str)], few: &[&str], more: &[&str]) {
     let mut first: Option<Vec<Vec<u8>>> = None;
     for (tokens, over) in TOKENS.into_iter().flat_map(|tokens| [(tokens, false), (tokens, true)]) {
         // What is in bf16 needs no scratch.
-        if over && (options.is_empty() || tokens < 9 || tokens > 256) {
+        if over && (options.is_empty() || !(9..=256).contains(&tokens)) {
             continue;
         }
         let bench = Bench::new(&device, tokens, over);
