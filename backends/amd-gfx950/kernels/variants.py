@@ -349,7 +349,7 @@ def mlas():
                                              ("e4m3_", U8, mla_expand_e4m3.expand, 32, mla_prefill_e4m3.attend)):
         for k in ("bf16", "fp8"):
             yield variant("shipped", f"mla_{form}expand_{k}", expand, ["*i32", PLAIN[k], TABLE, BF16, into, into] + [I32] * 7,
-                          {"N": 128, "R": 512, "P": 64, "BK": 64, "B": 64}, ["ceil(positions/ALIGN)", "H", "2"],
+                          {"N": 128, "R": 512, "P": 64, "BK": 64, "B": 64}, ["ceil(positions/128)", "H", "2"],
                           ["cache", "w", "blocks", "ropes", "start", "size", "ldc", "ldw"], warps=8, matrix_instr_nonkdim=rows)
         yield variant("shipped", f"mla_{form}prefill", attend, ["*i32", "*i32", F32, into, into, F32, F32, F32] + [I32] * 7 + [FLOAT],
                       {}, ["16", "ceil(jobs/16)", "1"], ["q", "blocks", "ropes", "state", "gate", "y", "start", "size", "ldq", "ldy"],
