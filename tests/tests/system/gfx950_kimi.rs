@@ -108,9 +108,9 @@ fn captured_programs_change_no_bit_with_e4m3_factors() {
     graphs_change_no_bit("bf16 --backend-option precision=fp8", 0.75);
 }
 
-/// A target whose text can be guessed, deep enough for a draft's taps.
-fn guessable() -> Folder {
-    written(&["--guessable", "--layers", "7"])
+/// A target whose text can be guessed. A draft's taps want 7 layers.
+fn guessable(layers: u32) -> Folder {
+    written(&["--guessable", "--layers", &layers.to_string()])
 }
 
 /// One text that goes on as it did before, so that guesses are right, and one that does not.
@@ -136,7 +136,7 @@ const NGRAM: &str = "--speculative-algorithm ngram --speculative-num-draft-token
 
 #[test]
 fn guesses_from_the_text_change_nothing() {
-    let model = guessable();
+    let model = guessable(5);
     let [checked, right, _] = guesses_change_nothing(&model, "bf16", NGRAM);
     assert!(right > 0, "of {checked} guesses none was right");
     if models::long_tests() {
@@ -150,7 +150,7 @@ fn a_drafts_guesses_change_nothing() {
     if !models::long_tests() {
         return;
     }
-    let (model, draft) = (guessable(), Folder::new("kimi-served-draft"));
+    let (model, draft) = (guessable(7), Folder::new("kimi-served-draft"));
     eagle3::tiny::fitted(model.path(), draft.path(), 7).expect("fitted");
     let words = format!("--speculative-algorithm eagle3 --speculative-draft-model {}", draft.model());
     let [checked, right, _] = guesses_change_nothing(&model, "bf16", &words);

@@ -31,11 +31,14 @@ impl Counts {
         }
     }
 
-    /// Sums the summary lines of nextest, of `cargo test` and of Python's unittest.
+    /// Sums the summary lines of nextest, of `cargo test` and of Python's unittest. Nextest prints what a failed test's process
+    /// printed, with a summary of that one test, so behind its own summary no other counts.
     pub fn of_output(text: &str) -> Self {
         let mut counts = Self::default();
+        let of_nextest = |line: &str| line.starts_with("Summary [") && line.contains("run:");
+        let nextest = text.lines().any(|line| of_nextest(line.trim()));
         for line in text.lines().map(str::trim) {
-            if line.starts_with("Summary [") && line.contains("run:") || line.starts_with("test result:") {
+            if of_nextest(line) || !nextest && line.starts_with("test result:") {
                 let failed = ["failed", "timed out", "exec failed"].into_iter().map(|what| before(line, what)).sum();
                 counts = counts + Self { passed: before(line, "passed"), failed };
             } else if let Some(ran) = line.strip_prefix("Ran ").filter(|l| l.contains(" test")) {
@@ -91,6 +94,9 @@ mod tests {
         assert_eq!(counts("     Summary [   0.008s] 5 tests run: 5 passed, 0 skipped"), (5, 0));
         let mixed = " Summary [ 1.2s] 9 tests run: 6 passed (2 slow), 2 failed, 1 timed out, 3 skipped";
         assert_eq!(counts(mixed), (6, 3));
+        let shown = "test result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured; 8 filtered out\n\
+                     Summary [ 1.2s] 9 tests run: 8 passed, 1 failed, 3 skipped";
+        assert_eq!(counts(shown), (8, 1));
     }
 
     #[test]
