@@ -5,6 +5,8 @@ A name that ends in `_ragged` makes no promise; the launcher takes it where its 
 arguments that must be multiples of 16 (pointers: of 16 bytes): a promise to the compiler that the launcher checks. `grid` gives work-groups per axis as formulas over arguments and constants.
 """
 
+import functools
+
 import attn_res
 import cache
 import elementwise
@@ -47,8 +49,9 @@ STEP, TABLE, FLOAT = "*i32", "*i32", "fp32"
 PLAIN = {"f32": F32, "bf16": BF16, "f16": F16, "fp8": FP8}
 # The two arguments of `rows_of`, behind `step`.
 COUNT = [STEP, I32, I32]
-# Tiles of products of 17 to 256 rows, a wave for 16 columns; `ops/gemm_many.rs` chooses.
-MANY = ((32, 32), (32, 64), (64, 64))
+# Rows and columns of tiles of products of more than 16 rows, and steps that come ahead; `ops/gemm_many.rs` chooses. A wave for 16 columns,
+# 8 at most.
+MANY = ((32, 32, 4), (32, 64, 4), (64, 64, 4), (128, 256, 2))
 
 
 def variant(group, name, fn, types, constants, grid, divisible, warps=4, **options):
@@ -71,6 +74,11 @@ def promised(name, fn, types, constants, grid, divisible, **options):
     """A variant whose rows are whole vectors, and its sibling for all others."""
     yield variant("shipped", name, fn, types, constants, grid, divisible, **options)
     yield variant("shipped", f"{name}_ragged", fn, types, constants, grid, [], **options)
+
+
+def rounds(bm, tiles):
+    """Work-groups for that many tiles of columns, BM rows each: low ones come in whole rounds of dies."""
+    return tiles if bm >= gemm_many.TALL.value else f"8*ceil(({tiles})/8)"
 
 
 def by_factors(exact):
@@ -215,13 +223,13 @@ def caches():
 def linears():
     # One order of K for all tiles: BK and the instruction are the same. Narrow tiles are for weights with too few rows to fill a device
     # with wide ones.
-    for w, exact, tiles in (("bf16", False, ((16, 16, 64), (16, 64, 64), (64, 64, 64), (128, 128, 64))),
+    for w, exact, tiles in (("bf16", False, ((16, 16, 64), (16, 64, 64), (64, 64, 64))),
                             ("bf16", True, ((16, 64, 32), (64, 64, 32))), ("f32", True, ((16, 64, 32), (64, 64, 32)))):
         for bm, bn, bk in tiles:
             yield from by_factors(exact)(
                 f"linear_{w}_{'f32' if exact else 'bf16'}_{bm}x{bn}", gemm.linear, [*COUNT, F32, PLAIN[w], F32, F32] + [I32] * 6,
                 {"EXACT": exact, "BM": bm, "BN": bn, "BK": bk}, ["ceil(rows/BM)", "ceil(N/BN)", "1"],
-                ["x", "w", "y", "K", "ldx", "ldw", "ldy"], warps=1 if bm == bn == 16 else 8 if bm == 128 else 4,
+                ["x", "w", "y", "K", "ldx", "ldw", "ldy"], warps=1 if bm == bn == 16 else 4,
                 matrix_instr_nonkdim=16)
     # A wave per 16 columns; the same bits as above.
     single, parts = [*COUNT, F32, BF16, *[F32] * 4] + [I32] * 10, [*COUNT, F32, *[BF16] * 6, *[F32] * 6] + [I32] * 20
@@ -231,12 +239,12 @@ def linears():
     yield variant("shipped", "linear_few", gemm_few.linear, single, {"RING": 4}, ["ceil(rows/16)", "ceil(N/16)", "1"],
                   ["x", "w", "K", "ldx", "ldw"], warps=1)
     yield variant("shipped", "linear_few_several", gemm_few.several, parts, {"RING": 4}, grid, ["x", *weights, *outs, "K", "ldx"], warps=1)
-    for bm, bn in MANY:
-        constants, warps = {"BM": bm, "BN": bn, "RING": 4}, bn // 16
+    for bm, bn, ring in MANY:
+        constants, warps = {"BM": bm, "BN": bn, "RING": ring}, min(bn // 16, 8)
         yield variant("shipped", f"linear_many_{bm}x{bn}", gemm_many.linear, single, constants,
-                      ["ceil(rows/BM)", "8*ceil(ceil(N/BN)/8)", "1"], ["x", "w", "K", "ldx", "ldw"], warps=warps)
+                      ["ceil(rows/BM)", rounds(bm, "ceil(N/BN)"), "1"], ["x", "w", "K", "ldx", "ldw"], warps=warps)
         yield variant("shipped", f"linear_many_several_{bm}x{bn}", gemm_many.several, parts, constants,
-                      ["ceil(rows/BM)", "8*ceil(sum(ceil(ni/BN))/8)", "1"], ["x", *weights, *outs, "K", "ldx"], warps=warps)
+                      ["ceil(rows/BM)", rounds(bm, "sum(ceil(ni/BN))"), "1"], ["x", *weights, *outs, "K", "ldx"], warps=warps)
     for form, x, done in (("", F32, False), ("_rounded", FP8, True)):
         constants = {"ROUNDED": done, "RING": 4 if done else 3}
         yield variant("shipped", f"linear_fp8_few{form}", gemm_fp8.few, [*COUNT, x, U8, FP8, *[F32] * 4] + [I32] * 10, constants,
@@ -254,17 +262,17 @@ def linears():
 def moe_edge_products():
     # `situ` without contraction, so that it has the bits of `situ_mul` whatever its operands come from. Tiles, formats and the order of K are
     # those of `linears`. No ragged siblings: their masks spill scalar registers.
-    for w, exact, tiles in (("bf16", False, ((16, 16, 64), (16, 64, 64), *((*tile, 0) for tile in MANY), (128, 128, 64))),
+    for w, exact, tiles in (("bf16", False, ((16, 16, 64), (16, 64, 64), *MANY)),
                             ("bf16", True, ((16, 64, 32), (64, 64, 32))), ("f32", True, ((16, 64, 32), (64, 64, 32)))):
         for bm, bn, bk in tiles:
             form = f"{w}_{'f32' if exact else 'bf16'}_{bm}x{bn}"
-            if bk:
-                edges, constants = moe_edges, {"EXACT": exact, "BM": bm, "BN": bn, "BK": bk}
-                options = {"warps": 1 if bm == bn == 16 else 8 if bm == 128 else 4, "matrix_instr_nonkdim": 16}
-                whole = lambda columns: columns
+            if (bm, bn, bk) in MANY:
+                edges, constants, options = gemm_many, {"BM": bm, "BN": bn, "RING": bk}, {"warps": min(bn // 16, 8)}
+                whole = functools.partial(rounds, bm)
             else:
-                edges, constants, options = gemm_many, {"BM": bm, "BN": bn, "RING": 4}, {"warps": bn // 16}
-                whole = lambda columns: f"8*ceil(({columns})/8)"
+                edges, constants = moe_edges, {"EXACT": exact, "BM": bm, "BN": bn, "BK": bk}
+                options = {"warps": 1 if bm == bn == 16 else 4, "matrix_instr_nonkdim": 16}
+                whole = lambda columns: columns
             yield variant("shipped", f"moe_input_{form}", edges.into,
                           [*COUNT, F32, *[PLAIN[w]] * 4, F32, F32, F32, BF16] + [I32] * 12 + [FLOAT, FLOAT, I32], constants,
                           ["ceil(rows/BM)", whole("ceil(E/BN) + ceil(L/BN) + ceil(2*S/BN)"), "1"],

@@ -361,7 +361,7 @@ pub fn all() -> Vec<Row> {
         let row = row(title, move || experts(tokens), macs, tokens <= 2048, sample, "2.2-2.3x");
         rows.push(Row { behind: true, ..row });
     }
-    for tokens in [1, 16, 64] {
+    for tokens in [1, 16, 64, 8192] {
         for (name, ops, columns) in [
             ("input", moe_input(tokens), HIDDEN * (EXPERTS + LATENT + 2 * SHARED)),
             ("output", moe_output(tokens), HIDDEN * (LATENT + SHARED)),
@@ -370,8 +370,8 @@ pub fn all() -> Vec<Row> {
                 title: format!("MoE {name}, {tokens} tokens"),
                 ops,
                 macs: (tokens as u64 * columns) as f64,
-                memory_bound: true,
-                sample: 0,
+                memory_bound: tokens <= 64,
+                sample: if tokens > 64 { 3 } else { 0 },
                 behind: false,
                 published: if name == "input" { "1.5-2.0x" } else { "" },
             });
@@ -380,10 +380,12 @@ pub fn all() -> Vec<Row> {
     for (n, k, name) in
         [(6288, HIDDEN, "KDA in"), (3648, HIDDEN, "MLA in"), (HIDDEN, CHANNELS, "out"), (20_480, HIDDEN, "head")]
     {
-        for tokens in [1, 16, 64] {
+        // The head multiplies rows of logits, which are few.
+        for tokens in [1, 16, 64, 8192].into_iter().filter(|tokens| *tokens <= 64 || name != "head") {
             let title = format!("GEMM {name} {n}x{k}, {tokens} tokens");
             let macs = (tokens as u64 * n * k) as f64;
-            rows.push(row(title, move || gemm(tokens, n, k), macs, true, 0, "2.0-3.0x"));
+            let (memory_bound, sample) = if tokens <= 64 { (true, 0) } else { (false, 3) };
+            rows.push(row(title, move || gemm(tokens, n, k), macs, memory_bound, sample, "2.0-3.0x"));
         }
     }
     rows

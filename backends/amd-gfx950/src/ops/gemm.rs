@@ -86,11 +86,7 @@ const NARROW: u32 = 16;
 
 /// Rows and columns of a work-group's tile for a program whose rows `x` has, and `n` rows of weights in a format.
 pub(super) fn tile(op: &BoundOp<'_>, x: &Operand, n: usize, format: &str) -> (u32, u32) {
-    let (bm, bn) = match (op.capacity(x), op.settings.exact()) {
-        (0..=16, _) => (16, 64),
-        (17..=256, _) | (_, true) => (64, 64),
-        _ => (128, 128),
-    };
+    let (bm, bn) = if op.capacity(x) <= 16 { (16, 64) } else { (64, 64) };
     let few = bm == 16 && n.div_ceil(bn as usize) < FEW;
     (bm, if few && format == "bf16" && !op.settings.exact() { NARROW } else { bn })
 }

@@ -1,10 +1,10 @@
-//! Products of programs of at most 16 tokens (`kernels/gemm_few.py`, `few` and `several` of `kernels/gemm_fp8.py`) and of up to 256
+//! Products of programs of at most 16 tokens (`kernels/gemm_few.py`, `few` and `several` of `kernels/gemm_fp8.py`) and of more
 //! (`kernels/gemm_many.py`), and which of them share a launch.
 //!
 //! A decoding step has many products of one input: q, k, v and the gates of an attention layer, gate and up of an MLP. Alone, each has
-//! too few tiles to draw on all of the memory, and costs a launch. Neighbours in a program that read the same rows are one
-//! launch here, up to six weights at a time; a product and the addition behind it are one as well, but for quantised ones of more than 16 tokens.
-//! Weights stay where they are, bits are those of single launches.
+//! too few tiles to draw on all of the memory, and costs a launch; a prompt's leave compute units idle in their last round. Neighbours in a
+//! program that read the same rows are one launch here, up to six weights at a time; a product and the addition behind it are one as well.
+//! Quantised ones share launches up to 256 tokens, with additions up to 16. Weights stay where they are, bits are those of single launches.
 //!
 //! It is decided over a program's addresses, so no graph has to know of it. Rejected: an op of the catalogue for several products. Which
 //! products share an input is a matter of the model's graph, how many share a launch one of the device, and every backend would have to
@@ -17,6 +17,8 @@ use crate::kernel::{Argument, Extent, Plan};
 
 /// Most tokens of a program: rows of a tile. Also its columns.
 pub(super) const TILE: usize = 16;
+/// Most tokens of a program whose quantised products are this file's.
+const QUANTISED: u32 = 256;
 /// Weights per launch, the kernels' parts.
 const PARTS: usize = 6;
 /// Most tokens of a program for whose products narrow tiles are best however many there are: with more, the rows that tiles fetch
@@ -74,13 +76,14 @@ pub(super) fn same(a: &Operand, b: &Operand) -> bool {
 impl Product {
     fn of(op: &BoundOp<'_>) -> Option<Self> {
         let gemm = op.op.kind() == OpKind::Gemm && op.settings.specialised() && !op.settings.exact();
-        if !gemm || op.capacity(&op.operands[0]) > gemm_many::MOST {
+        if !gemm {
             return None;
         }
         let bias = (op.op.attrs().i[0] == 1).then(|| op.operands[2]);
         let (x, w, y) = (op.operands[0], op.operands[1], *op.operands.last()?);
         let fp8 = w.tensor.layout == gemm_fp8::AS_FP8;
-        (fp8 || gemm::stored(&w.tensor).0 == "bf16").then_some(Self { x, w, bias, y, fp8 })
+        let fits = if fp8 { op.capacity(&x) <= QUANTISED } else { gemm::stored(&w.tensor).0 == "bf16" };
+        fits.then_some(Self { x, w, bias, y, fp8 })
     }
 
     fn rows(&self) -> usize {
@@ -166,7 +169,7 @@ fn alone(op: &BoundOp<'_>, plan: &mut Plan<'_>, p: &Product, add: Option<&Additi
         (false, true) => return Ok(false),
         (false, false) => {
             let (rows, columns) = gemm_many::tile(tokens, p.rows());
-            let tiles = gemm_many::columns(p.tiles(columns as usize));
+            let tiles = gemm_many::columns(rows, p.tiles(columns as usize));
             (format!("linear_many_{rows}x{columns}"), rows, tiles)
         }
         // `gemm` fetches rows as they lie.
@@ -193,6 +196,11 @@ fn alone(op: &BoundOp<'_>, plan: &mut Plan<'_>, p: &Product, add: Option<&Additi
         arguments.push(("ldw", int(p.ldw())));
     }
     launch(op, plan, &kernel, (p, rows, tiles), &arguments)
+}
+
+/// The launch of y = x · wᵀ of a bf16 weight for an op that asks for no more; none, if [`launch`] has none.
+pub(super) fn single(op: &BoundOp<'_>, plan: &mut Plan<'_>, [x, w, y]: [&Operand; 3]) -> Result<bool, Fault> {
+    alone(op, plan, &Product { x: *x, w: *w, bias: None, y: *y, fp8: false }, None)
 }
 
 /// Names of the arguments of one of several products.
@@ -231,7 +239,7 @@ fn side_by_side(op: &BoundOp<'_>, plan: &mut Plan<'_>, parts: &[Product]) -> Res
         }
     };
     let tiles = parts.iter().map(|p| p.tiles(columns as usize)).sum();
-    let tiles = if first.few(op) || first.fp8 { tiles } else { gemm_many::columns(tiles) };
+    let tiles = if first.few(op) || first.fp8 { tiles } else { gemm_many::columns(rows, tiles) };
     launch(op, plan, &kernel, (first, rows, tiles), &arguments)
 }
 

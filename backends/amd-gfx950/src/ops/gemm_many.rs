@@ -1,19 +1,21 @@
-//! Tiles of products of programs of 17 to 256 tokens with bf16 factors (`kernels/gemm_many.py`).
+//! Tiles of products of programs of more than 16 tokens with bf16 factors (`kernels/gemm_many.py`).
 //!
-//! The tile is the one that `benches/modelled` would find quickest: what decides is L1 of the busiest compute unit, or memory, of which few
-//! work-groups draw less. Where tiles are as quick, it is the one that L2s serve least for. Every tile walks K alike, so the choice changes
-//! no bit.
+//! The tile is the one that `benches/modelled` would find quickest: what decides is L1 or the matrix units of the busiest compute unit, or
+//! memory, of which few work-groups draw less. Where tiles are as quick, it is the one that L2s serve least for. Every tile walks K
+//! alike, so the choice changes no bit.
 
-/// Most tokens of a program.
-pub(super) const MOST: u32 = 256;
 /// Rows and columns of tiles, as `kernels/variants.py` lists them.
-const TILES: [(u32, u32); 3] = [(32, 32), (32, 64), (64, 64)];
+const TILES: [(u32, u32); 4] = [(32, 32), (32, 64), (64, 64), (128, 256)];
+/// Rows of tiles that go round in bands of their own (`tile_of`).
+const TALL: u32 = 128;
 /// Dies, whole rounds of which a grid's columns are.
 const DIES: usize = 8;
 /// Compute units.
 const UNITS: u64 = 256;
 /// Bytes per cycle of a compute unit's L1, of memory for one of them, and for all.
 const RATES: [u64; 3] = [64, 20, 3333];
+/// Multiply-adds per cycle of a compute unit.
+const PRODUCTS: u64 = 2048;
 
 /// Rows and columns of a work-group's tile for so many tokens and rows of weights.
 pub(super) fn tile(tokens: u32, n: usize) -> (u32, u32) {
@@ -23,14 +25,15 @@ pub(super) fn tile(tokens: u32, n: usize) -> (u32, u32) {
         let fetched = 64 * u64::from(4 * rows + 2 * columns);
         let [cache, unit, all] = RATES;
         let memory = 64 * 2 * n as u64 / (groups * unit).min(all);
-        (memory.max(groups.div_ceil(UNITS) * fetched / cache), groups * fetched)
+        let group = (fetched / cache).max(64 * u64::from(rows * columns) / PRODUCTS);
+        (memory.max(groups.div_ceil(UNITS) * group), groups * fetched)
     };
     TILES.into_iter().min_by_key(|tile| cost(*tile)).expect("there are tiles")
 }
 
-/// Work-groups along a grid's columns for so many tiles.
-pub(super) fn columns(tiles: usize) -> usize {
-    tiles.next_multiple_of(DIES)
+/// Work-groups along a grid's columns for so many tiles of so many rows.
+pub(super) fn columns(rows: u32, tiles: usize) -> usize {
+    if rows < TALL { tiles.next_multiple_of(DIES) } else { tiles }
 }
 
 #[cfg(test)]
@@ -43,7 +46,14 @@ mod tests {
         assert_eq!([6288, 3648, 7168, 20_480].map(|n| tile(64, n)), [(32, 64), (32, 32), (32, 64), (64, 64)]);
         assert_eq!([6288, 3648, 7168, 20_480].map(|n| tile(32, n)), [(32, 32), (32, 32), (32, 32), (32, 64)]);
         assert_eq!([6288, 3648].map(|n| tile(256, n)), [(64, 64), (64, 64)]);
+        // KDA's narrow gates, its input and the way out: tall tiles where they fill the device, or one round of it.
+        assert_eq!([128, 6288, 7168].map(|n| tile(8192, n)), [(64, 64), (128, 256), (128, 256)]);
+        assert_eq!([300, 512].map(|tokens| tile(tokens, 6288)), [(64, 64), (128, 256)]);
         // As `tests/emulated/moe_edges.rs` takes it for granted.
-        assert_eq!([20, 100].map(|tokens| [16_384, 16_656].map(|n| tile(tokens, n))), [[(32, 64); 2], [(64, 64); 2]]);
+        let columns = [16_384, 16_656, 16_536];
+        assert_eq!(
+            [20, 100, 130].map(|tokens| columns.map(|n| tile(tokens, n))),
+            [[(32, 64); 3], [(64, 64); 3], [(128, 256); 3]]
+        );
     }
 }

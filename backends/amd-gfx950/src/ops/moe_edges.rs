@@ -77,10 +77,10 @@ fn launch(
 ) -> Result<(), Fault> {
     let (format, _) = gemm::stored(&w.tensor);
     let (tokens, n) = (op.capacity(rows), columns.iter().sum());
-    let many = !op.settings.exact() && tokens as usize > gemm_few::TILE && tokens <= gemm_many::MOST;
+    let many = !op.settings.exact() && tokens as usize > gemm_few::TILE;
     let (bm, bn) = if many { gemm_many::tile(tokens, n) } else { gemm::tile(op, rows, n, format) };
     let tiles = columns.iter().map(|n| n.div_ceil(bn as usize)).sum();
-    let tiles = if many { gemm_many::columns(tiles) } else { tiles };
+    let tiles = if many { gemm_many::columns(bm, tiles) } else { tiles };
     let kernel = format!("{name}_{format}_{}_{bm}x{bn}", op.settings.factors());
     Ok(plan.launch(&kernel, [rows.rows(bm), Extent::Fixed(tiles as u32), Extent::ONE], arguments)?)
 }

@@ -15,7 +15,7 @@ use tokenspeed_backend_api::{
 
 use super::{
     BoundOp, Operand, float, gemm,
-    gemm_few::TILE,
+    gemm_few::{self, TILE},
     gemm_fp8::{self, Shape},
     int,
     moe_edges::{ROUTER, input_arguments},
@@ -104,7 +104,9 @@ pub(super) fn plan_input(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fa
     let routers = match bm as usize / TILE {
         each @ 1..=MOST => each as u32 * tiles(experts, bn),
         _ => {
-            gemm::multiply(op, plan, [x, router, logits], None)?;
+            if !gemm_few::single(op, plan, [x, router, logits])? {
+                gemm::multiply(op, plan, [x, router, logits], None)?;
+            }
             0
         }
     };
