@@ -611,7 +611,8 @@ typedef struct ts_backend_table {
                                   uint32_t capacity,
                                   uint32_t *count,
                                   struct ts_error *error);
-    // Optional: predicted nanoseconds of a run under `load`. The engine does not ask: it measures its steps.
+    // Optional: predicted nanoseconds of a run under `load`. The engine asks at start and goes by ratios of the answers until it has
+    // measured its steps.
     ts_status (*program_cost)(ts_program *program,
                               const struct ts_load *load,
                               uint64_t *nanoseconds,

@@ -805,7 +805,8 @@ pub struct ts_backend_table {
             error: *mut ts_error,
         ) -> ts_status,
     >,
-    /// Optional: predicted nanoseconds of a run under `load`. The engine does not ask: it measures its steps.
+    /// Optional: predicted nanoseconds of a run under `load`. The engine asks at start and goes by ratios of the answers until it has
+    /// measured its steps.
     pub program_cost: Option<
         unsafe extern "C" fn(
             program: *mut ts_program,

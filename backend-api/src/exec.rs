@@ -6,7 +6,7 @@
 
 use crate::{
     abi::{TS_BIND_OUTPUT, TS_BIND_STEP},
-    backend::{Arena, BackendError, Bindings, Bucket, Device, Event, Program, Queue, Segment, StepBuffer},
+    backend::{Arena, BackendError, Bindings, Bucket, Device, Event, Load, Program, Queue, Segment, StepBuffer},
     catalogue::{CHOSEN_WIDTH, LOGPROBS_WIDTH},
     record::OpRecord,
 };
@@ -54,15 +54,20 @@ fn ladder(full: Bucket) -> Vec<Bucket> {
     steps.map(up_to).chain([full]).collect()
 }
 
+/// Index of the smallest bucket that holds `wanted`, else of the last.
+fn holding(buckets: impl ExactSizeIterator<Item = Bucket>, wanted: &Bucket) -> usize {
+    let last = buckets.len() - 1;
+    buckets.take(last).position(|b| b.covers(wanted)).unwrap_or(last)
+}
+
 /// Index of the smallest bucket that holds a step. The backend checks the block; one that is wrong or too large goes to the
 /// largest, which says what is the matter with it.
 fn fitting(buckets: impl ExactSizeIterator<Item = Bucket>, step: &[u8]) -> usize {
-    let last = buckets.len() - 1;
     // `ts_step`: size, tokens, rows, wanted rows of logits.
-    let Some(header) = step.get(..16) else { return last };
+    let Some(header) = step.get(..16) else { return buckets.len() - 1 };
     let word = |i: usize| u32::from_ne_bytes([header[i], header[i + 1], header[i + 2], header[i + 3]]);
     let wanted = Bucket { max_tokens: word(4), max_rows: word(8), max_logit_rows: word(12) };
-    buckets.take(last).position(|b| b.covers(&wanted)).unwrap_or(last)
+    holding(buckets, &wanted)
 }
 
 /// One program: its ops over its bindings, which differ from the others' in the logits' arena alone.
@@ -170,6 +175,21 @@ impl Executable {
             Runner::Walker(_) => &[],
         });
         prepared.map(|(bucket, program)| Ok((*bucket, self.device.program_describe(program)?))).collect()
+    }
+
+    /// What the backend expects a step of program `program` to take, in nanoseconds; `None` if it has no model, or where ops are
+    /// walked.
+    ///
+    /// # Errors
+    /// The backend's.
+    ///
+    /// # Panics
+    /// If there is no such program.
+    pub fn cost(&self, program: usize, load: &Load) -> Result<Option<u64>, BackendError> {
+        let Runner::Programs(programs) = &self.programs[program].runner else { return Ok(None) };
+        let wanted = Bucket { max_tokens: load.n_tokens, max_rows: load.n_rows, max_logit_rows: load.n_logit_rows };
+        let (_, program) = &programs[holding(programs.iter().map(|(bucket, _)| *bucket), &wanted)];
+        self.device.program_cost(program, load)
     }
 
     /// The device.

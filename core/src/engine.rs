@@ -699,6 +699,12 @@ impl EngineState {
         }
     }
 
+    /// The backend forecasts that a step of 1, 2, 3, … decoding tokens takes so many nanoseconds. Guesses are chosen by that where nothing
+    /// was measured; to be told before the first step.
+    pub fn expect_costs(&mut self, forecast_ns: &[u64]) {
+        self.step_cost.expect(forecast_ns);
+    }
+
     /// Most tokens of the following steps, from the caller's cost model. Decoding requests always run and one chunk on
     /// the page grid is always allowed, so any value keeps everything moving. Default: `max_batch_tokens`.
     pub fn set_step_tokens(&mut self, tokens: u32) {

@@ -8,7 +8,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use tokenspeed_backend_api::{
     abi::{TS_BIND_ACTIVATIONS, TS_BIND_CACHE, TS_BIND_OUTPUT, TS_BIND_STEP, TS_BIND_TABLES, TS_BIND_WEIGHTS},
-    backend::{Arena, ArenaKind, BackendError, Bindings, Bucket, Device, Segment},
+    backend::{Arena, ArenaKind, BackendError, Bindings, Bucket, Device, Load, Segment},
     exec::{Executable, Via},
     graph::{Graph, WeightBytes, WeightSource},
     op::OpKind,
@@ -430,6 +430,10 @@ impl StepRunner for DeviceProgram {
     fn copy(&mut self, order: &CopyOrder) -> Result<(), CopyError> {
         let host = self.host.as_mut().ok_or(CopyError::NoHostMemory)?;
         host.carry_out(order, self.executable.device(), &self.cache)
+    }
+
+    fn forecast(&self, pass: Pass, load: &Load) -> Result<Option<u64>, String> {
+        self.executable.cost(self.program(pass), load).map_err(|e| e.to_string())
     }
 
     fn status(&self) -> Result<(), String> {

@@ -158,7 +158,8 @@ impl Device {
         Ok(segments[..count].iter().map(segment).collect())
     }
 
-    /// Predicted nanoseconds of a run; `None` if the backend has no model. For tools: the engine measures instead.
+    /// Predicted nanoseconds of a run; `None` if the backend has no model. The engine asks once, at start, and corrects
+    /// the answers by what it measures.
     pub fn program_cost(&self, program: &Program, load: &Load) -> Result<Option<u64>, BackendError> {
         self.assert_own(&program.device);
         let Some(cost) = self.inner.loaded.table.program_cost else { return Ok(None) };

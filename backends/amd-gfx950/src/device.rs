@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokenspeed_backend_api::{
     abi::ts_segment,
     catalogue::OpDesc,
-    sdk::{Bindings, Bucket, DeviceImpl, Fault, OpView, RunView, Span, StepView, Support},
+    sdk::{Bindings, Bucket, DeviceImpl, Fault, Load, OpView, RunView, Span, StepView, Support},
     tensor,
 };
 
@@ -228,5 +228,9 @@ impl DeviceImpl for Gfx950Device {
     fn describe(&self, program: &Program, segment: &mut dyn FnMut(ts_segment)) -> Result<(), Fault> {
         segment(program.segment());
         Ok(())
+    }
+
+    fn cost(&self, program: &Program, load: &Load) -> Option<u64> {
+        Some(program.cost(load, &self.settings))
     }
 }

@@ -2,10 +2,11 @@
 //!
 //! No vendor SDK is needed to build. The same code runs on a machine with ROCm and, through `emulator/`, anywhere. State and
 //! plans: `README.md`. From the device up: [`hip`] (calls and owners), [`kernel`] (manifest, loading, planned launches),
-//! [`ops`] (one file per op), `program` (a step), `device` and `backend` (the ABI).
+//! [`ops`] (one file per op), `program` (a step), `cost` (what it should take), `device` and `backend` (the ABI).
 
 mod arena;
 mod backend;
+mod cost;
 mod device;
 mod fault;
 pub mod hip;

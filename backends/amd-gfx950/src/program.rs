@@ -7,16 +7,17 @@
 use tokenspeed_backend_api::{
     abi::*,
     record::OpRecord,
-    sdk::{Bindings, Bucket, Fault, OpView, Span, StepView, Tensor},
+    sdk::{Bindings, Bucket, Fault, Load, OpView, Span, StepView, Tensor},
 };
 
 use crate::{
     arena::Arena,
+    cost,
     device::Gfx950Device,
     hip::{Executable, Queue},
     kernel::{Plan, Prepared},
     ops::{self, BoundOp, Expansion, Operand},
-    settings::{GRAPH_TOKENS, Graphs},
+    settings::{GRAPH_TOKENS, Graphs, Settings},
 };
 
 /// A program.
@@ -122,6 +123,13 @@ impl Program {
             Some(op) => Fault { message: format!("{} {}: {}", op.kind, op.label, fault.message), ..fault },
             None => fault,
         }
+    }
+
+    /// By a model, nanoseconds of a step under `load`; see `cost.rs`.
+    pub fn cost(&self, load: &Load, settings: &Settings) -> u64 {
+        let counts = if self.graph.is_some() { self.bucket } else { cost::counts(load) };
+        let launches = self.launches.iter().filter(|launch| launch.has_groups(&counts)).count();
+        cost::nanoseconds(&self.ops, launches, load, settings)
     }
 
     /// One segment: all of it is captured, or nothing.

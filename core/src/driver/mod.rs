@@ -16,6 +16,7 @@ mod copies;
 pub mod cost;
 mod device;
 mod feed;
+pub mod forecast;
 mod inbox;
 mod masks;
 mod outstanding;
@@ -34,6 +35,8 @@ use std::{
     },
     time::{Duration, Instant},
 };
+
+use tokenspeed_backend_api::backend::Load;
 
 use crate::{
     cache::copies::CopyOrder,
@@ -84,6 +87,11 @@ pub trait StepRunner: Send {
     fn copy(&mut self, order: &CopyOrder) -> Result<(), CopyError> {
         let _ = order;
         Err(CopyError::NoHostMemory)
+    }
+    /// By the device's own model, nanoseconds of a pass under `load`; `None` if it has none. Asked at start, never while steps run.
+    fn forecast(&self, pass: Pass, load: &Load) -> Result<Option<u64>, String> {
+        let _ = (pass, load);
+        Ok(None)
     }
     /// `Err` if the device is lost for good.
     fn status(&self) -> Result<(), String>;

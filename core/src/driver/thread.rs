@@ -14,6 +14,7 @@ use super::{
     DriverConfig, Shared, StepRunner,
     budget::StepBudget,
     device::{DeviceThread, Failure, Turn},
+    forecast::Forecast,
     inbox::Command,
     masks::MaskThreads,
     report::Reporter,
@@ -75,6 +76,7 @@ pub(super) fn main(
         state,
     };
     let outcome = catch_unwind(AssertUnwindSafe(|| {
+        engine.ask()?;
         if config.warm_up {
             engine.warm_up()?;
         }
@@ -127,6 +129,16 @@ struct Flight {
 }
 
 impl EngineThread {
+    /// Begin with what the device expects its steps to cost, if it says so.
+    fn ask(&mut self) -> Result<(), String> {
+        let runner = self.idle.iter().find_map(|turn| turn.runner.as_deref()).expect("nothing is under way");
+        if let Some(forecast) = Forecast::ask(self.state.config(), runner)? {
+            self.state.expect_costs(&forecast.widths_ns);
+            self.budget.expect(forecast.cost);
+        }
+        Ok(())
+    }
+
     /// Until told to stop (`Ok`) or the device is lost (`Err`).
     fn run(&mut self) -> Result<(), String> {
         loop {

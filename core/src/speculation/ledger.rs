@@ -39,6 +39,11 @@ impl Ledger {
     pub fn affords(&self, loss_ns: f64, plain_turn_ns: f64) -> bool {
         self.lost_ns + loss_ns <= LOSS_SHARE * self.spent_ns + START_TURNS * plain_turn_ns
     }
+
+    /// How much more may be lost.
+    pub fn room_ns(&self, plain_turn_ns: f64) -> f64 {
+        LOSS_SHARE * self.spent_ns + START_TURNS * plain_turn_ns - self.lost_ns
+    }
 }
 
 #[cfg(test)]
@@ -77,6 +82,7 @@ mod tests {
     fn a_try_has_to_fit_into_what_may_be_lost() {
         let mut ledger = Ledger::default();
         assert!(ledger.affords(300.0, 100.0) && !ledger.affords(301.0, 100.0));
+        assert_eq!(ledger.room_ns(100.0), 300.0);
         (0..100).for_each(|_| ledger.turn(100.0, None));
         assert!(ledger.affords(390.0, 100.0) && !ledger.affords(410.0, 100.0));
     }

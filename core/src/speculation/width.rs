@@ -9,6 +9,13 @@
 //! contexts would seem as cheap as today's narrow one. So costs are kept in multiples of a level, and steps without guesses
 //! move the level.
 //!
+//! Where the backend forecasts what steps cost, its figures stand in for widths that were not measured. Only their ratios
+//! count once anything was measured: what a measured width is dearer than forecast is taken as true of its neighbours too. A
+//! forecast that is wrong must not lose more than tries would have: a step without guesses is measured before any is made, and widths far from any that was measured are taken on trust only
+//! while three times their forecast is no more than may be lost ([`Ledger`](super::ledger::Ledger)); otherwise the cost of wide
+//! steps is found out by doubling, as without a forecast. Rejected: believing it; on a machine that it does not know the first wide step
+//! would cost what a hundred tries do.
+//!
 //! A request that stops guessing would never learn that its text has become predictable again; so now and then, ever
 //! more rarely while it keeps failing, one guess is tried. Rejected: a fixed width (a public measurement lost 1.8x at
 //! concurrency 1 on an 896-expert model).
@@ -16,7 +23,7 @@
 use super::GUESSES_MAX;
 
 /// Widest step, in decoded tokens, with a cost of its own; wider ones are extrapolated.
-const COSTS: usize = 2 * GUESSES_MAX as usize;
+pub(crate) const COSTS: usize = 2 * GUESSES_MAX as usize;
 /// Weight of the newest observation.
 const NEWEST: f64 = 0.2;
 /// Times the known cost that an observation may be.
@@ -34,9 +41,15 @@ const GAIN_MIN: f64 = 1.05;
 /// Share of what a step without guesses was dearer than known that is true of that width alone, not of all.
 const OWN: f64 = 0.05;
 
-/// Measured cost of decode-only steps by their number of tokens.
+/// Times its forecast that a step may take.
+const WRONG: f64 = 3.0;
+
+/// Cost of decode-only steps by their number of tokens: measured, or forecast until then.
 #[derive(Clone, Debug)]
 pub struct StepCost {
+    /// Nanoseconds by the backend, not falling; 1 each without a forecast.
+    forecast: [f64; COSTS + 1],
+    has_forecast: bool,
     /// In multiples of the level.
     cost: [f64; COSTS + 1],
     /// Observations, as far as they matter.
@@ -47,11 +60,29 @@ pub struct StepCost {
 
 impl Default for StepCost {
     fn default() -> Self {
-        Self { cost: [0.0; COSTS + 1], seen: [0; COSTS + 1], level: 1.0 }
+        Self {
+            forecast: [1.0; COSTS + 1],
+            has_forecast: false,
+            cost: [0.0; COSTS + 1],
+            seen: [0; COSTS + 1],
+            level: 1.0,
+        }
     }
 }
 
 impl StepCost {
+    /// By the backend a step of 1, 2, 3, … tokens takes so many nanoseconds. Wider ones are expected to take what the last does, and
+    /// none to take less than a narrower one. A forecast of no time at all is none.
+    pub fn expect(&mut self, forecast: &[u64]) {
+        let Some(&first) = forecast.first().filter(|first| **first > 0) else { return };
+        let mut most = first as f64;
+        for (at, expected) in self.forecast.iter_mut().enumerate() {
+            most = forecast.get(at.max(1) - 1).map_or(most, |ns| most.max(*ns as f64));
+            *expected = most;
+        }
+        self.has_forecast = true;
+    }
+
     /// A decode-only step of `tokens` took `ns`. Of the first few the least counts, since first steps are dear for reasons that do
     /// not last; then it is an average, in which one observation counts for little more than what is known: a machine that was
     /// busy with something else says nothing of this one. Rejected: the least of all. Steps of a pipeline end by turns early
@@ -84,6 +115,19 @@ impl StepCost {
         *seen = (*seen + 1).min(FIRST);
     }
 
+    /// Whether guesses beside `rows` tokens can be held against a step without any: with a forecast, that is measured first. Without
+    /// one guesses begin at once, and of more rows than have costs nothing is ever measured.
+    pub fn can_compare(&self, rows: u32) -> bool {
+        !self.has_forecast || rows as usize > COSTS || self.near(rows).is_some()
+    }
+
+    /// Whether a step of `tokens` loses at most `room_ns` against one of `rows` even if its forecast is as wrong as they get. Never
+    /// without a forecast.
+    fn is_safe(&self, rows: u32, tokens: u32, room_ns: f64) -> bool {
+        let ns = |n| self.ns(n).unwrap_or(f64::INFINITY);
+        self.has_forecast && self.can_compare(rows) && WRONG * ns(tokens) - ns(rows) <= room_ns
+    }
+
     /// As [`StepCost::ns`], but only if steps at most twice as narrow were measured: what a narrow step costs does not
     /// follow from wide ones.
     pub fn near(&self, tokens: u32) -> Option<f64> {
@@ -92,21 +136,23 @@ impl StepCost {
         if is_known { self.ns(tokens) } else { None }
     }
 
-    /// Expected nanoseconds of a step of `tokens`; `None` before anything near was measured.
+    /// Expected nanoseconds of a step of `tokens`; `None` before anything was measured, without a forecast.
     ///
     /// Between measured widths the cost is interpolated, beyond them it is assumed to be flat: an untried width is worth
-    /// a try, and after that it is measured.
+    /// a try, and after that it is measured. With a forecast this is true of the multiples of it that were measured.
     pub fn ns(&self, tokens: u32) -> Option<f64> {
         let at = (tokens as usize).min(COSTS);
-        let known = |i: usize| (self.cost[i] > 0.0).then_some((i, self.cost[i] * self.level));
+        let known = |i: usize| (self.cost[i] > 0.0).then(|| (i, self.cost[i] * self.level / self.forecast[i]));
         let below = (1..=at).rev().find_map(known);
         let above = (at..=COSTS).find_map(known);
-        Some(match (below, above) {
+        let times = match (below, above) {
             (Some((_, ns)), None) | (None, Some((_, ns))) => ns,
             (Some((a, low)), Some((b, high))) if a < b => low + (high - low) * (at - a) as f64 / (b - a) as f64,
             (Some((_, ns)), Some(_)) => ns,
+            (None, None) if self.has_forecast => 1.0,
             (None, None) => return None,
-        })
+        };
+        Some(self.forecast[at] * times)
     }
 }
 
@@ -148,10 +194,10 @@ impl Record {
         self.patience = if it_pays { SHORTEST_REST } else { (self.patience * 2).min(LONGEST_REST) };
     }
 
-    /// Nothing pays at the moment: whether to try one guess all the same.
-    pub fn is_due(&mut self) -> bool {
-        let is_due = self.is_rested();
-        self.rest = if is_due { self.patience } else { self.rest - 1 };
+    /// Nothing pays at the moment: whether to try one guess all the same. What cannot be afforded now stays due.
+    pub fn is_due(&mut self, may_try: bool) -> bool {
+        let is_due = self.is_rested() && may_try;
+        self.rest = if is_due { self.patience } else { self.rest.saturating_sub(1) };
         is_due
     }
 
@@ -208,14 +254,16 @@ pub struct Offer {
     pub width: u32,
 }
 
-/// Set the widths of one step's `offers`, at most `total` guesses in all.
+/// Set the widths of one step's `offers`, at most `total` guesses in all, of which `room_ns` may be lost.
 ///
-/// A step is at most twice as wide as those whose cost is known: what a wide one costs is found out by doubling. Rejected: the
-/// widest at once. It took seven times as long as a plain one on a machine that is bound by arithmetic, and widths between the two
+/// A step is at most twice as wide as those whose cost is known: what a wide one costs is found out by doubling, unless a forecast
+/// says that trying it cannot lose more than there is room for. Rejected: the widest at once. It took seven times as long as a plain one on a machine that is bound by arithmetic, and widths between the two
 /// were thought dearer than they are.
-pub fn choose(offers: &mut [Offer], total: u32, cost: &StepCost) {
+pub fn choose(offers: &mut [Offer], total: u32, cost: &StepCost, room_ns: f64) {
     let rows = offers.len() as u32;
-    let is_near = |n: &u32| *n <= rows || cost.near(rows + n).is_some();
+    let offered: u32 = offers.iter().map(|offer| offer.offered).sum();
+    let is_near =
+        |n: &u32| *n <= rows || cost.near(rows + n).is_some() || *n <= offered && cost.is_safe(rows, rows + n, room_ns);
     let total = (0..=total.min(GUESSES_MAX)).rev().find(is_near).unwrap_or(0);
     let margin = |n| if n > 0 { GAIN_MIN } else { 1.0 };
     choose_by(offers, total, |n, _| margin(n) * cost.ns(rows + n).unwrap_or(1.0));
@@ -288,7 +336,7 @@ mod tests {
 
     fn widths(chances: &[f64], total: u32, cost: &StepCost) -> Vec<u32> {
         let mut offers = offers(chances);
-        choose(&mut offers, total, cost);
+        choose(&mut offers, total, cost, 0.0);
         offers.iter().map(|o| o.width).collect()
     }
 
@@ -363,14 +411,58 @@ mod tests {
     }
 
     #[test]
+    fn a_forecast_stands_in_until_widths_are_measured() {
+        let mut cost = StepCost::default();
+        cost.expect(&[0, 100]);
+        assert_eq!(cost.ns(1), None, "no time is no forecast");
+        cost.expect(&[100, 110, 105, 130]);
+        assert_eq!([1, 2, 3, 4, 99].map(|n| cost.ns(n)), [100.0, 110.0, 110.0, 130.0, 130.0].map(Some));
+        assert_eq!(cost.near(4), None, "it is not known for that");
+        // Only ratios count: this machine takes ten times as long.
+        cost.observe(1, 1_000);
+        assert_eq!([1, 2, 3, 4].map(|n| cost.ns(n).unwrap().round()), [1_000.0, 1_100.0, 1_100.0, 1_300.0]);
+        // A measured width replaces it, and says something about those nearby.
+        cost.observe(4, 2_600);
+        assert_eq!([1, 4, 99].map(|n| cost.ns(n).unwrap().round()), [1_000.0, 2_600.0, 2_600.0]);
+        let between = cost.ns(2).unwrap();
+        assert!((between - 110.0 * (10.0 + 10.0 / 3.0)).abs() < 1e-6, "{between}");
+        // The level moves all of them.
+        (0..3).for_each(|_| cost.observe_plain(1, 1_000));
+        (0..500).for_each(|i| cost.observe_plain(1, 1_000 + 2 * i));
+        assert!((1.8..2.0).contains(&(cost.ns(2).unwrap() / between)));
+    }
+
+    #[test]
+    fn forecast_widths_are_taken_at_once_where_that_cannot_lose_much() {
+        let width = |forecast: &[u64], measured: &[(u32, u64)], room_ns| {
+            let mut cost = StepCost::default();
+            cost.expect(forecast);
+            measured.iter().for_each(|(n, ns)| cost.observe(*n, *ns));
+            let mut offers = offers(&[0.9]);
+            choose(&mut offers, 100, &cost, room_ns);
+            offers[0].width
+        };
+        let memory_bound: Vec<u64> = (0..64).map(|n| 10_000 + 20 * n).collect();
+        assert_eq!(width(&memory_bound, &[(1, 5_000)], 15_000.0), 5, "rows are nearly free: no need to double");
+        assert_eq!(width(&memory_bound, &[(1, 5_000)], 9_000.0), 1, "thrice a step is more than may be lost");
+        assert_eq!(width(&memory_bound, &[(1, 5_000), (2, 5_010), (3, 5_020)], 0.0), 5, "measured close enough");
+        let arithmetic: Vec<u64> = (1..=64).map(|n| 10_000 * n).collect();
+        assert_eq!(width(&arithmetic, &[(1, 5_000)], 1e9), 0, "each row costs as much as a step: nothing to try");
+        assert_eq!(width(&memory_bound, &[], 1e9), 1, "nothing is taken on trust before a plain step was measured");
+        let until_two: Vec<u64> = (1..=64u64).map(|n| 10_000 * n.div_ceil(2)).collect();
+        assert_eq!(width(&until_two, &[(1, 5_000)], 1e9), 1);
+    }
+
+    #[test]
     fn failures_lower_the_chance_and_lengthen_the_rest() {
         let mut record = Record::default();
         for _ in 0..20 {
             record.observe(5, 0);
         }
         assert!(record.chance() < 0.02);
-        let tries = (0..2000).filter(|_| record.is_due()).count();
+        let tries = (0..2000).filter(|_| record.is_due(true)).count();
         assert!((7..=9).contains(&tries), "every 256 steps or so, not {tries} times in 2000");
+        assert!((0..300).all(|_| !record.is_due(false)) && record.is_due(true), "not afforded, not forgotten");
         for _ in 0..20 {
             record.observe(5, 5);
         }

@@ -101,6 +101,7 @@ fn describe(s: &Scenario) -> String {
     let mut text = format!("{:?}\n{:?}, refuses the fused op: {}", s.config, s.via, s.refuses_fused);
     text += &format!(", plans ahead: {}", s.overlaps);
     text += &format!(", lends masks: {}, queue delay: {:?}, {:?}", s.lends_masks, s.queue_delay_ns, s.wire);
+    text += &format!(", {:?}", s.forecast);
     for Arrival { label, tick, text: prompt, sampling, priority, salt, grammar, abort } in &s.arrivals {
         let greedy = SamplingParams {
             temperature: 0.0,

@@ -3,6 +3,7 @@
 
 use tokenspeed_backend_api::exec::Via;
 use tokenspeed_core::{
+    driver::cost::Cost,
     engine::{ComponentClass, ComponentConfig, EngineConfig, Pass},
     request::SamplingParams,
     scheduler::policy::{Order, SchedulingConfig},
@@ -74,6 +75,7 @@ pub fn scenario(seed: u64) -> Scenario {
         overlaps: Rng::new(seed, 2).one_in(2),
         lends_masks: Rng::new(seed, 8).one_in(2),
         queue_delay_ns,
+        forecast: forecast(seed),
         faults: of_host(seed, wire, last_tick, of_drafts(seed, &config, faults(rng, last_tick, mood))),
         wire,
         load_faults: load_faults(rng),
@@ -82,6 +84,17 @@ pub fn scenario(seed: u64) -> Scenario {
         arrivals,
         config,
     }
+}
+
+/// What the device expects its steps to take. Nothing says that it is right: a step of the simulator takes some thousand, whatever is in
+/// it.
+fn forecast(seed: u64) -> Option<Cost> {
+    let rng = &mut Rng::new(seed, 13);
+    rng.one_in(6).then(|| Cost {
+        fixed_ns: rng.pick(&[1.0, 1_000.0, 1e9]),
+        row_ns: rng.pick(&[0.0, 0.0, 10.0, 1e4, 1e9]),
+        token_ns: rng.pick(&[1e-3, 1.0, 1e3, 1e9]),
+    })
 }
 
 fn config(rng: &mut Rng, seed: u64, is_long: bool, mood: Mood) -> EngineConfig {

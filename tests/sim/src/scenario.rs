@@ -3,6 +3,7 @@
 
 use tokenspeed_backend_api::exec::Via;
 use tokenspeed_core::{
+    driver::cost::Cost,
     engine::{EngineConfig, Pass},
     request::SamplingParams,
 };
@@ -26,6 +27,8 @@ pub struct Scenario {
     pub lends_masks: bool,
     /// Requests that would start later than this are refused, in nanoseconds.
     pub queue_delay_ns: Option<u64>,
+    /// What the device expects of its steps, right or wrong.
+    pub forecast: Option<Cost>,
     /// How copies to and from host memory fare.
     pub wire: Wire,
     /// Requests, in order of their ticks.

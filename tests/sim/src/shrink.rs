@@ -71,7 +71,7 @@ fn remove_parts<T>(best: &mut (Scenario, Failure), attempt: Attempt<'_>, list: f
     }
 }
 
-const WHOLE: [fn(&mut Scenario); 24] = [
+const WHOLE: [fn(&mut Scenario); 25] = [
     |s| s.repeats = false,
     |s| s.varies = false,
     |s| s.load_faults.clear(),
@@ -93,6 +93,7 @@ const WHOLE: [fn(&mut Scenario); 24] = [
     |s| s.config.table_rows = s.config.max_num_seqs,
     |s| s.lends_masks = false,
     |s| s.queue_delay_ns = None,
+    |s| s.forecast = None,
     |s| s.wire.trouble = 0,
     |s| s.wire.delay = 0,
     |s| (s.config.host_pages, s.config.host_states) = (0, 0),

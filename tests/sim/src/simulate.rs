@@ -138,7 +138,7 @@ impl<'s> Simulation<'s> {
     fn new(backend: &'s Backend, scenario: &'s Scenario) -> Result<Self, Failure> {
         let (engine, registered, program) = boot(backend, scenario)?;
         let ears = Ears::new(scenario.config.clone(), registered.world.clone());
-        let door = scenario.queue_delay_ns.map(|ns| Door::new(ns, &engine));
+        let door = scenario.queue_delay_ns.map(|ns| Door::new(ns, scenario.forecast, &engine));
         Ok(Self {
             backend,
             scenario,

@@ -4,6 +4,7 @@
 //! `cargo xtask test` makes both. Without kernels the tests say so and do nothing. Everything runs with all checks on.
 
 mod conform;
+mod cost;
 mod experts;
 mod fault;
 mod few;

@@ -2,12 +2,15 @@
 
 use std::sync::{Arc, Condvar, Mutex};
 
+use tokenspeed_backend_api::backend::Load;
+
 use crate::{
     cache::copies::CopyOrder,
     client::Engine,
     driver::{CopyError, DriverConfig, EngineHandle, StepRunner},
     engine::{EngineConfig, Pass},
     request::{Event, Request, SamplingParams},
+    speculation::SpeculationConfig,
     step::StepReader,
 };
 
@@ -23,6 +26,11 @@ struct Switches {
     /// The next pass that computes whole chunks fails.
     fails: bool,
     n_copies: u32,
+    /// What it says when it is asked what steps take.
+    forecast: Option<Result<u64, String>>,
+    n_asked: u32,
+    /// Tokens of the steps so far.
+    n_tokens: Vec<u32>,
 }
 
 /// Says token 7 for ever.
@@ -44,7 +52,10 @@ impl StepRunner for Device {
         let n_tokens = StepReader::read(step).expect("sound").tokens.len() as u32;
         self.logits = vec![0.0; (n_logit_rows * VOCAB) as usize];
         self.logits.chunks_mut(VOCAB as usize).for_each(|row| row[7] = 30.0);
-        self.switch(|switches| switches.is_held = switches.holds);
+        self.switch(|switches| {
+            switches.is_held = switches.holds;
+            switches.n_tokens.push(n_tokens);
+        });
         let mut switches = self.switches.1.wait_while(self.switches.0.lock().unwrap(), |s| s.holds).unwrap();
         if n_tokens >= CHUNK && std::mem::take(&mut switches.fails) { Err("refused".into()) } else { Ok(()) }
     }
@@ -56,6 +67,12 @@ impl StepRunner for Device {
     fn copy(&mut self, _: &CopyOrder) -> Result<(), CopyError> {
         self.switch(|switches| switches.n_copies += 1);
         Ok(())
+    }
+
+    fn forecast(&self, _: Pass, _: &Load) -> Result<Option<u64>, String> {
+        let mut switches = self.switches.0.lock().unwrap();
+        switches.n_asked += 1;
+        switches.forecast.clone().transpose()
     }
 
     fn status(&self) -> Result<(), String> {
@@ -110,4 +127,39 @@ fn a_failed_step_with_a_load_ordered_meanwhile_ends_requests_only() {
     assert_eq!([prompt, load], ["refused"; 2]);
     assert!(matches!(end(ask(1, 130, 4)), Event::Finished { .. }), "the engine goes on");
     engine.health().expect("it is well");
+}
+
+/// The device is asked before the first request and never again. What it says makes the first guesses as wide as they may be; who is
+/// told nothing doubles.
+#[test]
+fn a_forecast_is_asked_for_at_start_and_goes_into_the_first_guesses() {
+    let first_guesses = |forecast: Option<Result<u64, String>>| {
+        let device = Device::default();
+        device.switch(|switches| switches.forecast = forecast);
+        let mut config = EngineConfig::paged(160, PAGE, 1 + 30, VOCAB);
+        (config.max_num_seqs, config.table_rows, config.max_logit_rows) = (3, 3, 60);
+        config.speculation = Some(SpeculationConfig::default());
+        let engine = EngineHandle::start(config, DriverConfig::default(), Box::new(device.clone())).expect("sound");
+        let asked = device.switches.0.lock().unwrap().n_asked;
+        let sampling =
+            SamplingParams { max_tokens: 100, temperature: 0.0, ignore_eos: true, ..SamplingParams::default() };
+        let mut stream = engine.submit(Request { prompt: vec![7; 8], sampling, ..Request::default() }).expect("taken");
+        assert!(matches!(std::iter::from_fn(|| stream.blocking_next()).last(), Some(Event::Finished { .. })));
+        let switches = device.switches.0.lock().unwrap();
+        assert_eq!(switches.n_asked, asked, "not while steps run");
+        // Behind the prompt.
+        (asked, switches.n_tokens[1..].iter().copied().find(|n| *n > 1))
+    };
+    let (asked, guesses) = first_guesses(Some(Ok(5_000)));
+    assert!(asked > 60 && guesses == Some(13), "asked {asked} times, {guesses:?}");
+    let (asked, guesses) = first_guesses(None);
+    assert!(asked == 1 && guesses == Some(2), "asked {asked} times, {guesses:?}");
+}
+
+#[test]
+fn a_device_that_fails_to_answer_ends_the_engine() {
+    let device = Device::default();
+    device.switch(|switches| switches.forecast = Some(Err("out of order".into())));
+    let engine = engine(&device);
+    assert!(engine.health().unwrap_err().contains("out of order"));
 }

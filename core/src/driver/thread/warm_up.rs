@@ -5,8 +5,8 @@
 //! few made-up requests are run at start, one at a time, then several at once; meanwhile widths follow a pattern instead
 //! of expectations ([`EngineState::begin_warm_up`]). Afterwards nothing of them is left but the costs.
 //!
-//! The time is bounded: a large model on a slow device gets fewer of them. Rejected: costs from the backend's cost model;
-//! it knows a device's throughput, not this machine's.
+//! The time is bounded: a large model on a slow device gets fewer of them. Rejected: the backend's forecast in
+//! its place; it knows a device's throughput, not this machine's, nor what a draft takes.
 
 use super::EngineThread;
 use crate::request::{Request, RequestId, SamplingParams};

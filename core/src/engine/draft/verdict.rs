@@ -87,7 +87,7 @@ impl Drafting {
                 return Verdict::Unknown;
             }
             // Nothing but mixed turns: expectations have no ground, acceptance has.
-            width::choose(&mut self.offers, total, cost);
+            width::choose(&mut self.offers, total, cost, 0.0);
             self.offers.iter_mut().filter(|offer| offer.chance < LIKELY).for_each(|offer| offer.width = 0);
             return self.judge_widths(queues, n, cost, None);
         };

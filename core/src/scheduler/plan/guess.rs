@@ -18,11 +18,13 @@ impl Scheduler {
             self.offers.push(Offer { chance: body.drafts.record.chance(), offered, width: 0 });
         }
         let rows = self.offers.len() as u32;
-        width::choose(&mut self.offers, self.limits.guesses_of_all(rows), cost);
+        let room_ns = self.looks.room_ns(rows, cost);
+        width::choose(&mut self.offers, self.limits.guesses_of_all(rows), cost, room_ns);
         let pays = self.offers.iter().any(|offer| offer.width > 0) && self.looks.may_guess(rows, cost);
         if pays || is_due && self.looks.may_try(rows, cost) {
             return false;
         }
+        self.looks.planned(rows, cost);
         let offers = self.offers.iter();
         for (running, offer) in queues.running.iter_mut().flatten().filter(generating).zip(offers) {
             let record = &mut running.parts_mut().0.drafts.record;
@@ -37,11 +39,14 @@ impl Scheduler {
     pub(super) fn guess(&mut self, queues: &mut Queues, memory: &Memory, n_decode: u32, cost: &StepCost) -> u32 {
         let limits = &self.limits;
         self.offers.clear();
+        let mut are_paid = false;
         for running in queues.running.iter_mut().flatten() {
             if let Running::Decoding(sequence) = running {
                 let (body, active) = sequence.parts_mut();
                 body.drafts.propose(&body.tokens, limits.guesses_max(body, active, memory));
-                if !body.drafts.are_paid() {
+                if body.drafts.are_paid() {
+                    are_paid = true;
+                } else {
                     body.drafts.record.start_like(&self.looks.record);
                 }
                 if let Some(guard) = body.guide.guard() {
@@ -56,8 +61,11 @@ impl Scheduler {
             }
         }
         let total = limits.guesses_of_all(n_decode);
-        width::choose(&mut self.offers, total, cost);
-        let (may_guess, may_try) = (self.looks.may_guess(n_decode, cost), self.looks.may_try(n_decode, cost));
+        width::choose(&mut self.offers, total, cost, self.looks.room_ns(n_decode, cost));
+        // A model's guesses are on an account of their own, and were decided on when they were made.
+        let may_guess = are_paid || self.looks.may_guess(n_decode, cost);
+        let may_try = self.looks.may_try(n_decode, cost);
+        self.looks.planned(n_decode, cost);
         let mut left = total;
         let mut offers = self.offers.iter();
         for running in queues.running.iter_mut().flatten() {
@@ -65,7 +73,7 @@ impl Scheduler {
                 let offer = offers.next().expect("one per decoding request");
                 let drafts = &mut sequence.body.drafts;
                 let mut width = if drafts.are_paid() { offer.offered } else { offer.width * u32::from(may_guess) };
-                if width == 0 && offer.offered > 0 && drafts.record.is_due() && may_try {
+                if width == 0 && offer.offered > 0 && drafts.record.is_due(may_try) {
                     width = 1;
                 }
                 drafts.truncate(width.min(left) as usize);

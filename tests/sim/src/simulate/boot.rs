@@ -14,6 +14,9 @@ use crate::{
     world::{Registered, Sizes, World},
 };
 
+/// Widths that a device with a forecast is asked about.
+const FORECAST: u32 = 128;
+
 /// What the device checks numbers against.
 pub(super) fn sizes(config: &EngineConfig) -> Sizes {
     let blocks = |class| config.components_of(class).map(|at| config.components[at].n_blocks);
@@ -63,7 +66,11 @@ pub(super) fn boot(
     scenario: &Scenario,
 ) -> Result<(EngineState, Registered, DeviceProgram), Failure> {
     let config = &scenario.config;
-    let engine = EngineState::new(config.clone()).map_err(|e| Failure::new(Check::Load, format!("config: {e}")))?;
+    let mut engine = EngineState::new(config.clone()).map_err(|e| Failure::new(Check::Load, format!("config: {e}")))?;
+    if let Some(cost) = scenario.forecast {
+        let widths: Vec<u64> = (1..=FORECAST).map(|n| cost.ns(n, 0.0) as u64).collect();
+        engine.expect_costs(&widths);
+    }
     let registered = Registered::new(World::new(sizes(config)));
     let draft_ids = config.draft.as_ref().and_then(|draft| draft.token_ids.as_deref());
     registered.world.lock().draft_ids = draft_ids.unwrap_or_default().to_vec();

@@ -5,7 +5,7 @@
 //! prefix cache they meet.
 
 use tokenspeed_core::{
-    driver::budget::StepBudget,
+    driver::{budget::StepBudget, cost::Cost},
     engine::{
         EngineState,
         inspect::{Holder, Phase},
@@ -46,12 +46,14 @@ pub(super) struct Door {
 
 impl Door {
     /// Nobody is here yet.
-    pub fn new(bound_ns: u64, engine: &EngineState) -> Self {
+    pub fn new(bound_ns: u64, forecast: Option<Cost>, engine: &EngineState) -> Self {
         let config = engine.config();
+        let mut budget = StepBudget::new(None);
+        budget.expect(forecast);
         Self {
             gate: Gate::new(Some(bound_ns)),
             bound_ns,
-            budget: StepBudget::new(None),
+            budget,
             meter: PaceMeter::default(),
             load: Load::default(),
             arrived: 0,

@@ -41,8 +41,10 @@ impl Simulation<'_> {
             (self.watch, self.promises) =
                 (Watch::new(self.scenario.config.block_tokens), Promises::new(&self.scenario.config));
             self.service = Service::new(&self.scenario.config);
-            (self.wire, self.door) =
-                (Wire::default(), self.scenario.queue_delay_ns.map(|ns| Door::new(ns, &self.engine)));
+            (self.wire, self.door) = (
+                Wire::default(),
+                self.scenario.queue_delay_ns.map(|ns| Door::new(ns, self.scenario.forecast, &self.engine)),
+            );
             self.told = Told::default();
             self.ids.clear();
         }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use tokenspeed_backend_api::{backend::Backend, exec::Via};
 use tokenspeed_core::{
+    driver::cost::Cost,
     engine::ComponentClass,
     request::Event,
     scheduler::policy::Order,
@@ -21,7 +22,7 @@ use crate::{
 /// Changes a configuration, or leaves it alone, in a way that no text may show.
 type Change = fn(&mut Scenario);
 
-const CHANGES: [(&str, Change); 18] = [
+const CHANGES: [(&str, Change); 19] = [
     ("without prefix cache", |s| s.config.prefix_cache = false),
     ("with prefix cache", |s| s.config.prefix_cache = true),
     ("in chunks of one token", |s| s.config.chunked_prefill_size = 1),
@@ -71,6 +72,10 @@ const CHANGES: [(&str, Change); 18] = [
     }),
     ("prompts coalesced or not", |s| {
         s.config.scheduling.coalescing_ns = if s.config.scheduling.coalescing_ns == 0 { 20_000 } else { 0 };
+    }),
+    ("with a forecast or without", |s| {
+        let wide_is_dear = Cost { fixed_ns: 1.0, row_ns: 1e3, token_ns: 1.0 };
+        s.forecast = if s.forecast.is_none() { Some(wide_is_dear) } else { None };
     }),
     ("masks made elsewhere or not", |s| s.lends_masks = !s.lends_masks),
     ("with plenty of memory", |s| {
