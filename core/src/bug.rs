@@ -117,6 +117,7 @@ mod switch {
         SnapshotIsEvictedWhileRead: "Reading a snapshot does not take it off the eviction list.",
         SnapshotOutlivesItsPages: "A page is evicted and its snapshot stays.",
         SnapshotsAreNeverKept: "No boundary of a hybrid model is ever resumable.",
+        BoundaryIsIgnored: "No state is stored where the caller says that others will part.",
         RejectedGuessCounts: "Rows of rejected guesses count as computed.",
         WrongGuessIsAccepted: "A guess is accepted whatever was sampled in its place.",
         PlannedAheadIsNotAnnounced: "The device does not hear of pages given out ahead.",

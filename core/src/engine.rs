@@ -341,7 +341,7 @@ impl EngineState {
             return Err(SubmitError::QueueFull { waiting });
         }
         let id = RequestId(self.next_id);
-        let Request { prompt, sampling, priority, cache_salt, constraint } = request;
+        let Request { prompt, sampling, priority, cache_salt, boundaries, constraint } = request;
         let prompt_tokens = prompt.len() as u32;
         let max_len = prompt_tokens.saturating_add(sampling.max_tokens).min(self.config.max_model_len);
         let history = History::new(&sampling, &prompt, (max_len - prompt_tokens) as usize);
@@ -363,6 +363,7 @@ impl EngineState {
             namespace,
             hashes: Vec::with_capacity(max_pages),
             found: FoundPath::with_capacity(if self.config.prefix_cache { max_pages } else { 0 }),
+            boundaries,
             marks: Vec::with_capacity(if self.memory.has_states() { MARKS_MAX } else { 0 }),
             drafts: Drafts::new(self.config.speculation.as_ref(), self.drafting.is_some(), max_len),
             guide: constraint.map_or(Guide::Free, |constraint| {

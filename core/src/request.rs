@@ -70,6 +70,9 @@ impl Default for SamplingParams {
     }
 }
 
+/// Most [`Request::boundaries`]: each may cost a step and the slot of a state.
+pub const BOUNDARIES_MAX: usize = 4;
+
 /// One sequence to generate.
 #[derive(Clone, Debug, Default)]
 pub struct Request {
@@ -81,6 +84,10 @@ pub struct Request {
     pub priority: i32,
     /// Requests share cached prefixes only within one salt. `None` and `Some("")` differ.
     pub cache_salt: Option<String>,
+    /// Lengths of beginnings of the prompt that others are likely to share, such as the system prompt with its tools; ascending, at
+    /// most [`BOUNDARIES_MAX`]. Where a model has a recurrent state it is stored there, at the page boundary before; the answer
+    /// does not depend on it.
+    pub boundaries: Vec<u32>,
     /// What the answer must look like, before its first token; `None` = anything. Not with `ignore_eos`.
     pub constraint: Option<Box<dyn Constraint>>,
 }

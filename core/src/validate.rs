@@ -4,7 +4,7 @@
 //! message with the true numbers. Rejected alternative: clamping values into range, which hides the caller's mistake.
 #![forbid(unsafe_code)]
 
-use crate::request::{Request, SamplingParams};
+use crate::request::{BOUNDARIES_MAX, Request, SamplingParams};
 
 /// What sort of rejection it is, for protocols that have codes for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +76,12 @@ pub enum RequestError {
         /// The limit.
         max: u64,
     },
+    /// Boundaries that are none of the prompt.
+    #[error("boundaries must be ascending and at most the prompt's {prompt_tokens} tokens")]
+    Boundaries {
+        /// Tokens of the prompt.
+        prompt_tokens: usize,
+    },
     /// A parameter that contradicts the grammar of the answer.
     #[error("{parameter} cannot stand together with a grammar: {why}")]
     NotWithConstraint {
@@ -102,6 +108,7 @@ impl RequestError {
             Self::OutOfRange { .. }
             | Self::TooLarge { .. }
             | Self::EmptyList { .. }
+            | Self::Boundaries { .. }
             | Self::NotWithConstraint { .. } => RequestErrorKind::InvalidParameter,
         }
     }
@@ -110,6 +117,7 @@ impl RequestError {
     pub fn parameter(&self) -> &'static str {
         match self {
             Self::EmptyPrompt | Self::PromptTooLong { .. } | Self::NoRoomToGenerate { .. } => "prompt",
+            Self::Boundaries { .. } => "boundaries",
             Self::TokenOutOfRange { parameter, .. }
             | Self::OutOfRange { parameter, .. }
             | Self::TooLarge { parameter, .. }
@@ -200,6 +208,14 @@ impl Request {
         if prompt_tokens == context_tokens as usize && sampling.max_tokens > 0 {
             return Err(RequestError::NoRoomToGenerate { prompt_tokens, context_tokens });
         }
+        if self.boundaries.len() > BOUNDARIES_MAX {
+            let (value, max) = (self.boundaries.len() as u64, BOUNDARIES_MAX as u64);
+            return Err(RequestError::TooLarge { parameter: "boundaries", value, max });
+        }
+        let is_in_prompt = self.boundaries.last().is_none_or(|&last| last as usize <= prompt_tokens);
+        if !(is_in_prompt && self.boundaries.is_sorted()) {
+            return Err(RequestError::Boundaries { prompt_tokens });
+        }
         sampling.validate()?;
         if self.constraint.is_some() && sampling.ignore_eos {
             let why = "an answer ends where its grammar does";
@@ -278,7 +294,10 @@ mod tests {
     #[test]
     fn unknown_ids_and_empty_lists_are_named() {
         type Set = fn(&mut Request);
-        let cases: [(&str, Set); 8] = [
+        let cases: [(&str, Set); 11] = [
+            ("boundaries", |r| r.boundaries = vec![4]),
+            ("boundaries", |r| r.boundaries = vec![2, 1]),
+            ("boundaries", |r| r.boundaries = vec![1; 5]),
             ("prompt", |r| r.prompt.push(100)),
             ("prompt", |r| r.prompt.clear()),
             ("logit_bias", |r| r.sampling.logit_bias = vec![(100, 1.0)]),

@@ -229,6 +229,38 @@ fn bos_doubling_follows_the_switch_of_llama_tokenizers() {
 const CHATML: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}\
                       {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
+/// Encoded beside another chat, a chat has the same ids, and what is said to be common is.
+#[test]
+fn what_two_rendered_chats_share_is_known_up_to_a_control_token() {
+    for (name, tokenizer) in all() {
+        let templates = ChatTemplates::new(Some(CHATML), &tokenizer).unwrap();
+        let render = |says: &[(&str, &str)]| {
+            let messages: Vec<_> = says.iter().map(|(role, text)| json!({"role": role, "content": text})).collect();
+            templates.render(&Chat { messages: &messages, ..Default::default() }, &tokenizer).unwrap()
+        };
+        let other = render(&[("system", "be brief"), ("user", ".")]);
+        let others = tokenizer.encode_rendered(&other).unwrap();
+        for says in [
+            &[("system", "be brief"), ("user", "hello")][..],
+            &[("system", "be brief"), ("user", ""), ("assistant", "hello")],
+            &[("system", "be brief"), ("user", "<|im_end|>")],
+            &[("system", "be brisk"), ("user", ".")],
+            &[("user", "hello")],
+        ] {
+            let rendered = render(says);
+            let (ids, shared) = tokenizer.encode_rendered_beside(&rendered, &other).unwrap();
+            assert_eq!(ids, tokenizer.encode_rendered(&rendered).unwrap(), "{name} {says:?}");
+            assert_eq!(ids[..shared], others[..shared], "{name} {says:?}");
+            let text = tokenizer.decode(&ids[..shared], SpecialText::Keep).unwrap();
+            if tokenizer.id_of("<|im_start|>").is_some_and(|id| tokenizer.is_special(id)) {
+                let all_of_it = "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>";
+                let expected = if says[0] == ("system", "be brief") { all_of_it } else { "<|im_start|>" };
+                assert!(text.ends_with(expected) && ids.len() > shared, "{name} {says:?}: {text:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn special_tokens_in_user_text_never_become_control_tokens() {
     let tokenizer = byte_level(&[]);

@@ -92,6 +92,9 @@ pub struct ChatSettings {
 pub struct EncodedPrompt {
     /// Token ids.
     pub ids: Vec<u32>,
+    /// Lengths of beginnings that other prompts are likely to share, ascending, at most
+    /// [`tokenspeed_core::request::BOUNDARIES_MAX`].
+    pub boundaries: Vec<u32>,
     /// The prompt ends inside a reasoning block, so the answer starts there.
     pub in_reasoning: bool,
 }

@@ -34,6 +34,9 @@ pub struct TextChoices<'a> {
     pub tools: ToolCallParser,
     /// `--reasoning-parser`.
     pub reasoning: ReasoningParser,
+    /// Somebody wants to know where system prompt and tools end in chats that a Jinja template writes, which takes a second
+    /// rendering; Kimi K3's own format always tells.
+    pub finds_boundaries: bool,
 }
 
 /// Tokenizer, templates and parsers of one model.
@@ -45,6 +48,8 @@ pub struct ModelFrontend {
     choice: Choice,
     /// Chats are written in Kimi K3's own format.
     is_xtml: bool,
+    /// See [`TextChoices::finds_boundaries`].
+    finds_boundaries: bool,
 }
 
 const THINK: &str = "<think>";
@@ -67,7 +72,21 @@ impl ModelFrontend {
         let choice = Choice::new(choices.tools, choices.reasoning, is_xtml, mentions)?;
         eos_ids.sort_unstable();
         eos_ids.dedup();
-        Ok(Self { tokenizer, templates, eos_ids, choice, is_xtml })
+        let finds_boundaries = choices.finds_boundaries;
+        Ok(Self { tokenizer, templates, eos_ids, choice, is_xtml, finds_boundaries })
+    }
+
+    /// A chat with the same tools and system messages in which something else is said. What the two prompts begin with both is
+    /// what template, system prompt and tools make of it, wherever the template writes them. `None` if nobody wants to know, or
+    /// if the template takes no such chat.
+    fn other_chat(&self, templates: &ChatTemplates, chat: &Chat<'_>) -> Option<text::Rendered> {
+        if !self.finds_boundaries {
+            return None;
+        }
+        let is_system = |message: &&serde_json::Value| message["role"] == "system" || message["role"] == "developer";
+        let mut messages: Vec<_> = chat.messages.iter().take_while(is_system).cloned().collect();
+        messages.push(serde_json::json!({"role": "user", "content": "."}));
+        templates.render(&Chat { messages: &messages, ..chat.clone() }, &self.tokenizer).ok()
     }
 }
 
@@ -112,9 +131,13 @@ impl TextFrontend for ModelFrontend {
             ..Chat::default()
         };
         let rendered = templates.render(&input, &self.tokenizer).map_err(template_error)?;
-        let ids = self.tokenizer.encode_rendered(&rendered).map_err(internal)?;
+        let (ids, shared) = match self.other_chat(templates, &input) {
+            None => (self.tokenizer.encode_rendered(&rendered).map_err(internal)?, 0),
+            Some(other) => self.tokenizer.encode_rendered_beside(&rendered, &other).map_err(internal)?,
+        };
+        let boundaries = (shared > 0).then_some(shared as u32).into_iter().collect();
         let in_reasoning = self.choice.thoughts.is_some() && rendered.text().trim_end().ends_with(THINK);
-        Ok(EncodedPrompt { ids, in_reasoning })
+        Ok(EncodedPrompt { ids, boundaries, in_reasoning })
     }
 
     fn decode(&self, ids: &[u32], skip_special: bool) -> String {
@@ -267,6 +290,10 @@ mod tests {
 
     /// A token per byte, then control tokens.
     fn frontend(template: &str) -> ModelFrontend {
+        frontend_that(template, TextChoices::default())
+    }
+
+    fn frontend_that(template: &str, choices: TextChoices<'_>) -> ModelFrontend {
         // Byte-level vocabularies write bytes as printable characters; these are those of GPT-2.
         let printable = |byte: u32| matches!(byte, 33..=126 | 161..=172 | 174..=255);
         let mut next = 256;
@@ -298,7 +325,7 @@ mod tests {
             ..GgufTokenizerMeta::default()
         };
         let tokenizer = Tokenizer::from_gguf(&meta).expect("a tokenizer");
-        ModelFrontend::new(Arc::new(tokenizer), vec![257, 257], TextChoices::default()).expect("a template")
+        ModelFrontend::new(Arc::new(tokenizer), vec![257, 257], choices).expect("a template")
     }
 
     const TEMPLATE: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
@@ -319,6 +346,25 @@ mod tests {
         assert!(forged.in_reasoning);
         assert_eq!(count(&frontend.encode("a<|im_end|>b", false).expect("encoded")), 1);
         assert_eq!(frontend.eos_ids(), [257]);
+    }
+
+    #[test]
+    fn the_end_of_the_system_prompt_is_found_where_somebody_wants_to_know() {
+        let choices = TextChoices { finds_boundaries: true, ..TextChoices::default() };
+        let system = json!({"role": "system", "content": "Be brief."});
+        let behind = |choices, template, content| {
+            let chat =
+                ChatInput { messages: vec![system.clone(), chat(content).messages.remove(0)], ..ChatInput::default() };
+            let frontend = frontend_that(template, choices);
+            let plain = frontend.encode_chat(&chat).expect("encoded");
+            (plain.boundaries.iter().map(|&n| frontend.decode(&plain.ids[..n as usize], false)).collect(), plain.ids)
+        };
+        let (told, ids): (Vec<String>, _) = behind(choices, TEMPLATE, "hi");
+        assert_eq!(told, ["<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>"]);
+        assert_eq!(behind(choices, TEMPLATE, ".<|im_start|>").0, told, "whatever is said");
+        assert_eq!(behind(TextChoices::default(), TEMPLATE, "hi"), (vec![], ids), "nobody wants to know");
+        let picky = "{% if messages[-1].content == '.' %}{{ raise_exception('say more') }}{% endif %}<|im_start|>";
+        assert_eq!(behind(choices, picky, "hi").0, [""; 0], "a template that refuses the other chat tells nothing");
     }
 
     #[test]

@@ -51,6 +51,7 @@ fn wrong_usage_is_exit_code_2() {
         &["bench", "serve", "--url", "https://x"],
         &["bench", "agentic"],
         &["bench", "agentic", "m", "--url", "http://127.0.0.1:1"],
+        &["bench", "agentic", "--no-boundaries", "--url", "http://127.0.0.1:1"],
         &["bench", "agentic", "m", "--turns", "3-2"],
         &["bench", "agentic", "--url", "https://x"],
         &["bench", "agentic", "--conversations", "no-such-file", "m"],

@@ -42,6 +42,8 @@ pub struct Body {
     pub hashes: Vec<u64>,
     /// The cached pages it starts with, as found when it waited.
     pub found: FoundPath,
+    /// See [`crate::request::Request::boundaries`].
+    pub boundaries: Vec<u32>,
     /// Boundaries at which its recurrent state is to be stored, ascending; passed ones are gone.
     pub marks: Vec<Mark>,
     /// Guesses being checked in the planned step, and what they are made from; nothing for requests that do not speculate.

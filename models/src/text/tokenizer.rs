@@ -159,7 +159,7 @@ impl Tokenizer {
     pub fn encode(&self, text: &str, controls: Controls, add_special: bool) -> Result<Vec<u32>, TokenizerError> {
         let mut ids = Vec::with_capacity(text.len() / 3 + 4);
         match controls {
-            Controls::Parse => self.encode_segments(&self.controls.split(text), |t| t.into(), &mut ids)?,
+            Controls::Parse => self.encode_segments(&self.controls.split(text), 0, |t| t.into(), &mut ids)?,
             Controls::AsText if text.is_empty() => {}
             Controls::AsText => self.encode_plain(text, true, &mut ids)?,
         }
@@ -174,9 +174,34 @@ impl Tokenizer {
     /// The prefix is added if the template did not write it; a suffix never is, for the answer comes next.
     pub fn encode_rendered(&self, rendered: &Rendered) -> Result<Vec<u32>, TokenizerError> {
         let mut ids = Vec::with_capacity(rendered.marked().len() / 3 + 4);
-        self.encode_segments(&self.controls.split(rendered.marked()), |text| rendered.unmark(text), &mut ids)?;
+        self.encode_segments(&self.controls.split(rendered.marked()), 0, |text| rendered.unmark(text), &mut ids)?;
         self.add_prefix(&mut ids);
         Ok(ids)
+    }
+
+    /// The same, and how many of the ids the prompt of `other` begins with too, as far as that is known without encoding it: up
+    /// to the last control token before the two part, which no merge crosses.
+    pub fn encode_rendered_beside(
+        &self,
+        rendered: &Rendered,
+        other: &Rendered,
+    ) -> Result<(Vec<u32>, usize), TokenizerError> {
+        let (segments, others) = (self.controls.split(rendered.marked()), self.controls.split(other.marked()));
+        let is_same = |pair: &(&Segment<'_>, &Segment<'_>)| match *pair {
+            (Segment::Token(a), Segment::Token(b)) => a == b,
+            (Segment::Text(a), Segment::Text(b)) => rendered.unmark(a) == other.unmark(b),
+            _ => false,
+        };
+        let n_same = segments.iter().zip(&others).take_while(is_same).count();
+        let mut ids = Vec::with_capacity(rendered.marked().len() / 3 + 4);
+        let text_of = |text| rendered.unmark(text);
+        self.encode_segments(&segments[..n_same], 0, text_of, &mut ids)?;
+        let same = ids.len();
+        self.encode_segments(&segments[n_same..], n_same, text_of, &mut ids)?;
+        let n_without = ids.len();
+        self.add_prefix(&mut ids);
+        let n_prefix = ids.len() - n_without;
+        Ok((ids, if same > 0 { same + n_prefix } else { 0 }))
     }
 
     /// Text of `ids`; equal to what a [`super::Detokenizer`] gives id by id.
@@ -198,10 +223,11 @@ impl Tokenizer {
     fn encode_segments<'a>(
         &self,
         segments: &[Segment<'a>],
+        n_before: usize,
         text_of: impl Fn(&'a str) -> std::borrow::Cow<'a, str>,
         ids: &mut Vec<u32>,
     ) -> Result<(), TokenizerError> {
-        for (index, segment) in segments.iter().enumerate() {
+        for (index, segment) in (n_before..).zip(segments) {
             match *segment {
                 Segment::Token(id) => ids.push(id),
                 Segment::Text(text) => self.encode_plain(&text_of(text), index == 0, ids)?,

@@ -64,7 +64,7 @@ pub fn run(args: RunArgs) -> Result<(), CliError> {
         messages.push(("user", prompt.as_str()));
         loaded.frontend.encode_chat(&chat_input(&messages)).map_err(failed)?
     } else {
-        EncodedPrompt { ids: loaded.frontend.encode(&prompt, true).map_err(failed)?, in_reasoning: false }
+        EncodedPrompt { ids: loaded.frontend.encode(&prompt, true).map_err(failed)?, ..EncodedPrompt::default() }
     };
     let room = session::room(&loaded, encoded.ids.len())?;
     let sampling = args.sampling.params(loaded.info.defaults, args.engine.seed, room);

@@ -90,7 +90,7 @@ pub async fn tell(
     let output = loaded.frontend.open(&prompt.ids, options).map_err(|error| failed(error.to_string()))?;
     let mut told = Told { prompt_tokens: prompt.ids.len() as u32, ..Told::default() };
     let start = Instant::now();
-    let request = Request { prompt: prompt.ids, sampling, ..Request::default() };
+    let request = Request { prompt: prompt.ids, boundaries: prompt.boundaries, sampling, ..Request::default() };
     let events = loaded.engine.submit(request).map_err(|error| failed(error.to_string()))?;
     let rules = AnswerRules {
         terminators: terminators.into(),

@@ -89,7 +89,7 @@ impl Prepared {
             return Err(CliError::usage(what, "--prefix-snapshots", "leave it out"));
         }
         let frontend = match shape {
-            Shape::Serve => text::of_model(&model, options)?,
+            Shape::Serve => text::of_model(&model, options, has_state(&model))?,
             // Token ids only: a broken or missing tokenizer is no reason to show nothing.
             Shape::ServeIds | Shape::Plan | Shape::Logits(_) => text::ids_only(&model),
         };

@@ -34,7 +34,11 @@ pub fn load_frontend(model: &str) -> Result<Arc<dyn TextFrontend>, CliError> {
 }
 
 /// The text rules `model` is to be served with. A dummy model without tokenizer files speaks token ids only.
-pub(super) fn of_model(model: &Model, options: &EngineOptions) -> Result<Arc<dyn TextFrontend>, CliError> {
+pub(super) fn of_model(
+    model: &Model,
+    options: &EngineOptions,
+    has_state: bool,
+) -> Result<Arc<dyn TextFrontend>, CliError> {
     let template = match &options.chat_template {
         None => None,
         Some(path) => Some(std::fs::read_to_string(path).map_err(|e| {
@@ -49,6 +53,8 @@ pub(super) fn of_model(model: &Model, options: &EngineOptions) -> Result<Arc<dyn
         chat_template: template.as_deref(),
         tools: options.tool_call_parser,
         reasoning: options.reasoning_parser,
+        // Pages can be resumed anywhere.
+        finds_boundaries: has_state && !options.no_prefix_cache,
     };
     match tokenizer_of(model)? {
         Some(tokenizer) => frontend(tokenizer, model, choices),

@@ -11,7 +11,7 @@ use super::{
     sampling, structure,
 };
 use crate::{
-    frontend::{ChatInput, ParseOptions, ToolChoice},
+    frontend::{ChatInput, EncodedPrompt, ParseOptions, ToolChoice},
     grammar::{Answer, Wish},
 };
 
@@ -36,7 +36,8 @@ pub fn read(body: Map<String, Value>, context: RequestContext<'_>) -> Result<Gen
     params.logprobs = logprobs;
     params.prompt_logprobs = common.prompt_logprobs;
     output.parse = Some(ParseOptions { tools: callable, in_reasoning: false });
-    let prompt = Prompt { ids: encoded.ids, echo: None, in_reasoning: encoded.in_reasoning, max_tokens };
+    let EncodedPrompt { ids, boundaries, in_reasoning } = encoded;
+    let prompt = Prompt { ids, boundaries, echo: None, in_reasoning, max_tokens };
     Ok(GenerationRequest {
         shape: Shape::Chat,
         model: common.model,

@@ -61,6 +61,8 @@ pub enum Shape {
 pub struct Prompt {
     /// Token ids, at least one.
     pub ids: Vec<u32>,
+    /// See [`crate::frontend::EncodedPrompt::boundaries`].
+    pub boundaries: Vec<u32>,
     /// The text to return first (`echo`).
     pub echo: Option<String>,
     /// The answer starts inside a reasoning block.
@@ -117,7 +119,8 @@ impl GenerationRequest {
         let (priority, cache_salt) = (self.priority, self.cache_salt.clone());
         // With nothing to generate there is nothing to constrain.
         let constraint = self.constraint.clone().filter(|_| !self.prompt_only);
-        Request { prompt: prompt.ids.clone(), sampling, priority, cache_salt, constraint }
+        let (boundaries, prompt) = (prompt.boundaries.clone(), prompt.ids.clone());
+        Request { prompt, sampling, priority, cache_salt, boundaries, constraint }
     }
 }
 

@@ -8,26 +8,33 @@ use super::{
     fields::Fields,
     request::{self, RequestContext},
 };
+use crate::frontend::EncodedPrompt;
 
 /// `{"prompt": …}` or `{"messages": …}` to `{"count", "max_model_len", "tokens"}`.
 pub fn tokenize(body: Map<String, Value>, context: RequestContext<'_>) -> Result<Value, ApiError> {
+    let tokens = encode(body, context)?.ids;
+    Ok(json!({"count": tokens.len(), "max_model_len": context.limits.max_model_len, "tokens": tokens}))
+}
+
+/// The prompt of a body, as generation encodes and refuses it.
+pub fn encode(body: Map<String, Value>, context: RequestContext<'_>) -> Result<EncodedPrompt, ApiError> {
     let fields = Fields::new(body);
     request::model(&fields, context.model_names)?;
-    let tokens = match (fields.string("prompt")?.map(str::to_owned), fields.get("messages").is_some()) {
+    let encoded = match (fields.string("prompt")?.map(str::to_owned), fields.get("messages").is_some()) {
         (Some(_), true) => return Err(ApiError::param("prompt", "Send 'prompt' or 'messages', not both.")),
         (None, false) => return Err(ApiError::param("prompt", "'prompt' is missing; send it, or 'messages'.")),
         (Some(prompt), false) => {
             let add_special = fields.bool("add_special_tokens")?.unwrap_or(true);
             fields.finish()?;
-            context.frontend.encode(&prompt, add_special)?
+            EncodedPrompt { ids: context.frontend.encode(&prompt, add_special)?, ..EncodedPrompt::default() }
         }
         (None, true) => {
             let input = chat_input(&fields, context)?.input;
             fields.finish()?;
-            context.frontend.encode_chat(&input)?.ids
+            context.frontend.encode_chat(&input)?
         }
     };
-    Ok(json!({"count": tokens.len(), "max_model_len": context.limits.max_model_len, "tokens": tokens}))
+    Ok(encoded)
 }
 
 /// `{"tokens": […]}` to `{"prompt": text}`. Special tokens are kept unless `skip_special_tokens` is true.

@@ -130,7 +130,9 @@ pub(super) fn encode(
             add_generation_prompt: chat.add_generation_prompt,
         },
     );
-    Ok(EncodedPrompt { ids: encoded.map_err(failed)?, in_reasoning: thinking && chat.add_generation_prompt })
+    let kimi::XtmlPrompt { ids, shared } = encoded.map_err(failed)?;
+    let boundaries = (shared > 0).then_some(shared as u32).into_iter().collect();
+    Ok(EncodedPrompt { ids, boundaries, in_reasoning: thinking && chat.add_generation_prompt })
 }
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ fn tell(prompt: &str, stop: &[&str]) -> Result<(session::Told, String), String> 
     let sampling = SamplingParams { max_tokens: room, ..SamplingParams::default() };
     let stop = stop.iter().map(|stop| (*stop).to_owned()).collect();
     let mut out = Vec::new();
-    let prompt = EncodedPrompt { ids, in_reasoning: false };
+    let prompt = EncodedPrompt { ids, ..EncodedPrompt::default() };
     let answer = session::tell(&loaded, prompt, sampling, stop, false, &mut out);
     let told = session::runtime().and_then(|runtime| runtime.block_on(answer)).map_err(|error| error.render())?;
     Ok((told, String::from_utf8(out).expect("UTF-8")))

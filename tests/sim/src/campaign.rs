@@ -102,7 +102,7 @@ fn describe(s: &Scenario) -> String {
     text += &format!(", plans ahead: {}", s.overlaps);
     text += &format!(", lends masks: {}, queue delay: {:?}, {:?}", s.lends_masks, s.queue_delay_ns, s.wire);
     text += &format!(", {:?}", s.forecast);
-    for Arrival { label, tick, text: prompt, sampling, priority, salt, grammar, abort } in &s.arrivals {
+    for Arrival { label, tick, text: prompt, sampling, priority, salt, boundaries, grammar, abort } in &s.arrivals {
         let greedy = SamplingParams {
             temperature: 0.0,
             max_tokens: sampling.max_tokens,
@@ -111,7 +111,7 @@ fn describe(s: &Scenario) -> String {
         };
         let how = if *sampling == greedy { "greedy".to_owned() } else { format!("{sampling:?}") };
         text += &format!("\nrequest {label} at tick {tick}: {prompt:?}, at most {} tokens, {how}", sampling.max_tokens);
-        text += &format!(", priority {priority}, salt {salt:?}, {grammar:?}, {abort:?}");
+        text += &format!(", priority {priority}, salt {salt:?}, boundaries {boundaries:?}, {grammar:?}, {abort:?}");
     }
     s.faults.iter().for_each(|(tick, fault)| text += &format!("\nat tick {tick}: {fault:?}"));
     s.load_faults.iter().for_each(|fault| text += &format!("\nat load: {fault:?}"));

@@ -57,6 +57,7 @@ pub fn scenario(seed: u64) -> Scenario {
     add_early_aborts(seed, &mut arrivals, mood);
     leave_to_the_device(seed, &config, &mut arrivals);
     use_side_tables(seed, &config, &mut arrivals);
+    add_boundaries(seed, &mut arrivals);
     let mut wire = wire(seed);
     if mood == Mood::Returning {
         (wire.delay, wire.trouble) = (wire.delay.min(5), 0);
@@ -374,7 +375,8 @@ fn arrivals(rng: &mut Rng, config: &EngineConfig, n: u32, mood: Mood) -> Vec<Arr
             .then(|| Abort { after: rng.pick(&[0, 1, 2, 5, 20]), in_flight: rng.one_in(2) });
         let sampling = sampling(rng, config, &habits);
         let priority = rng.pick(&habits.priorities);
-        let arrival = Arrival { label, tick, text, sampling, priority, salt, grammar: None, abort };
+        let arrival =
+            Arrival { label, tick, text, sampling, priority, salt, boundaries: Vec::new(), grammar: None, abort };
         // `n` choices of one prompt.
         let n_choices = if rng.one_in(12) { rng.between(2, 4) } else { 1 };
         for choice in 0..n_choices {
@@ -519,6 +521,19 @@ fn use_side_tables(seed: u64, config: &EngineConfig, arrivals: &mut [Arrival]) {
         s.bad_words = rng.pick(&[vec![], vec![], vec![vec![b]], vec![vec![b, c], vec![a]]]);
         s.allowed_token_ids = rng.pick(&[None, None, None, Some(vec![a, b, c])]);
         s.min_tokens = rng.pick(&[0, 0, 2, 4]).min(s.max_tokens);
+    }
+}
+
+/// In some seeds callers know where others part from them, or believe so.
+fn add_boundaries(seed: u64, arrivals: &mut [Arrival]) {
+    let rng = &mut Rng::new(seed, 13);
+    if !rng.one_in(4) {
+        return;
+    }
+    for arrival in arrivals {
+        let mut some = [(); 4].map(|()| rng.below(1001));
+        some.sort_unstable();
+        arrival.boundaries = rng.pick(&[vec![], vec![1000], vec![1000], vec![some[0], 1000], some.into()]);
     }
 }
 

@@ -53,7 +53,7 @@ pub fn expected(bug: Bug) -> &'static [Check] {
         Bug::PageIsFoundWithoutItsHistory => &[Page, Conservation, Assertion],
         Bug::FoundPathIsNotChecked => &[Table, Page, State, Conservation, Assertion],
         Bug::NothingIsEverFound => &[Hit, Progress],
-        Bug::OutputIsNotPublished | Bug::SnapshotsAreNeverKept => &[Hit],
+        Bug::OutputIsNotPublished | Bug::SnapshotsAreNeverKept | Bug::BoundaryIsIgnored => &[Hit],
         Bug::PreemptedLosesItsLastToken => &[Assertion, Step, Heard],
         Bug::NextInOrderIsPreempted
         | Bug::AbortFreesBeforeTheStepEnds

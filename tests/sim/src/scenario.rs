@@ -96,6 +96,8 @@ pub struct Arrival {
     pub priority: i32,
     /// Cache salt.
     pub salt: Option<String>,
+    /// What it says about where others part from it, in thousandths of what it begins with; ascending.
+    pub boundaries: Vec<u32>,
     /// What its answer must look like.
     pub grammar: Option<Grammar>,
     /// When the caller gives up.
@@ -204,5 +206,11 @@ impl Text {
             text.push(0);
         }
         text
+    }
+
+    /// Where others part from a prompt made of this.
+    pub fn boundaries(&self, prompt: &[u32], thousandths: &[u32]) -> Vec<u32> {
+        let begins_with = (prompt.len() as u32).saturating_sub(self.fresh);
+        thousandths.iter().map(|&part| (u64::from(begins_with) * u64::from(part) / 1000) as u32).collect()
     }
 }

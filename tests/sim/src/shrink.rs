@@ -102,13 +102,14 @@ const WHOLE: [fn(&mut Scenario); 25] = [
     |s| s.config.scheduling = SchedulingConfig::default(),
 ];
 
-const EACH: [fn(&mut Arrival); 14] = [
+const EACH: [fn(&mut Arrival); 15] = [
     |a| a.sampling = SamplingParams { temperature: 0.0, max_tokens: a.sampling.max_tokens, ..Default::default() },
     |a| a.sampling.max_tokens /= 2,
     |a| a.sampling.max_tokens = a.sampling.max_tokens.saturating_sub(1),
     |a| a.abort = None,
     |a| a.salt = None,
     |a| a.priority = 0,
+    |a| a.boundaries.clear(),
     |a| a.grammar = None,
     |a| a.grammar.iter_mut().for_each(|grammar| grammar.trouble = None),
     |a| a.text.edit = None,

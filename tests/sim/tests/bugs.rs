@@ -18,7 +18,8 @@ fn start(bug: Bug) -> u64 {
         Bug::PageLoadedInVainIsLost | Bug::GuessesOverwriteTheKeptState => 1_000_140,
         Bug::MaskOfTheFirstRowForAll | Bug::RefusalCountsWhoeverWaits => 1_000_190,
         Bug::GuessesTakeOthersPages | Bug::ReturnNeedsNoRoom => 1_000_400,
-        Bug::StateGivenUpMeanwhileIsKept => 2_002_410,
+        Bug::StateGivenUpMeanwhileIsKept => 2_002_600,
+        Bug::BoundaryIsIgnored => 2_002_000,
         Bug::AbortEndsTheLoad => 2_000_140,
         _ => rarest(bug).unwrap_or(MOST),
     }

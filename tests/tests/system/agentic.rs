@@ -68,8 +68,8 @@ fn hybrid_sessions_in_this_process_find_what_was_computed() {
     assert!(report.compared.as_ref().is_some_and(|c| c.second_ms > 0.0 && c.expected_ms > 0.0), "{report:?}");
 }
 
-/// Of what an endless cache would have found, a hybrid model finds 99% at every concurrency that there is room for: what is short of it is the state
-/// at the end of what sessions share, which is kept when it is seen a second time, and single pages.
+/// Of what an endless cache would have found, a hybrid model finds 99% at every concurrency that there is room for, and one session
+/// at a time all that was computed up to a page with a state: the bench says where what sessions share ends, as a chat layer does.
 #[test]
 fn hybrid_sessions_hit_what_can_be_hit() {
     let folder = models::kimi();
@@ -83,6 +83,7 @@ fn hybrid_sessions_hit_what_can_be_hit() {
         assert!(hits.n_unknown == 0 && hits.maximum > pass.prompt_tokens / 2, "{pass:?}");
         assert!(hits.reached <= hits.maximum && hits.share() >= 0.99, "{} of the maximum: {pass:?}", hits.share());
     }
+    assert_eq!(report.passes[0].cut_tokens, Some(0), "{:?}", report.passes[0]);
 }
 
 #[test]

@@ -59,6 +59,30 @@ fn chats_whole_and_streamed() {
     assert!(cached.is_some_and(|n| n >= 64), "a prompt seen before resumes from its stored state: {cached:?}");
 }
 
+/// The chat layer tells the engine where system prompt and tools end, so the second conversation resumes there, not at the
+/// third use or a rung of the ladder.
+#[test]
+fn the_second_chat_under_a_system_prompt_finds_all_of_it() {
+    let folder = written();
+    let server = Serving::start(load(&folder.model(), "--max-model-len 2048"));
+    let said = |role: &str, text: &str| json!({"role": role, "content": text});
+    let system = said("system", &"answer in a word and then explain yourself. ".repeat(12));
+    let tokens = |messages: Value| -> Vec<u64> {
+        let reply = server.post("/tokenize", &json!({"model": MODEL, "messages": messages})).json();
+        reply["tokens"].as_array().expect("ids").iter().map(|id| id.as_u64().expect("an id")).collect()
+    };
+    let talks = ["zebras and the way they run", "quick questions about the weather of tomorrow"]
+        .map(|text| json!([system, said("user", &text.repeat(6))]));
+    let [first, second] = talks.clone().map(tokens);
+    let shared = first.iter().zip(&second).take_while(|(a, b)| a == b).count() as u64 / 64 * 64;
+    let cached = talks.map(|messages| {
+        let usage = chat(&server, json!({"messages": messages, "max_tokens": 2})).json()["usage"].clone();
+        usage["prompt_tokens_details"]["cached_tokens"].as_u64()
+    });
+    assert!(shared >= 128 && first.len() as u64 >= shared + 128, "{shared} of {} tokens", first.len());
+    assert_eq!(cached, [Some(0), Some(shared)]);
+}
+
 #[test]
 fn an_image_is_refused_and_the_server_goes_on() {
     let folder = written();

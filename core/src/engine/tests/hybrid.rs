@@ -117,6 +117,94 @@ fn case_90_a_conversation_computes_little_more_than_its_new_tokens() {
     }
 }
 
+/// `prompt` behind `system`, which the caller says others share.
+fn ask_behind(rig: &mut Rig, system: &[u32], prompt: &[u32], max_tokens: u32) -> RequestId {
+    let sampling = SamplingParams { max_tokens, ignore_eos: true, ..SamplingParams::default() };
+    let boundaries = vec![system.len() as u32];
+    rig.submit(Request { prompt: [system, prompt].concat(), sampling, boundaries, ..Request::default() })
+}
+
+/// What the second conversation under a system prompt costs: tokens found, steps, states stored so far; and the cold one's steps.
+fn second(is_told: bool, n_system: u32) -> [u64; 4] {
+    let mut rig = Rig::new(config(64, 8));
+    let system = text(1, n_system);
+    let mut figures = Vec::new();
+    for salt in [2, 3] {
+        let (prompt, steps) = (text(salt, 40), rig.engine.metrics().steps);
+        let id = match is_told {
+            true => ask_behind(&mut rig, &system, &prompt, 4),
+            false => ask(&mut rig, [&system[..], &prompt].concat(), 4),
+        };
+        rig.run_to_idle(100);
+        let (_, cached) = oracle::without_cached_tokens(&rig.heard[&id]);
+        let mut cold = Rig::new(EngineConfig { prefix_cache: false, ..rig.engine.config().clone() });
+        let expected = ask(&mut cold, [&system[..], &prompt].concat(), 4);
+        cold.run_to_idle(100);
+        assert_eq!(rig.ids(id), cold.ids(expected), "told or not, the same");
+        let metrics = rig.engine.metrics();
+        figures.push([cached.into(), metrics.steps - steps, metrics.states_cached]);
+    }
+    let [[0, cold_steps, _], [cached, steps, states]] = figures[..] else { panic!("{figures:?}") };
+    [cached, steps, states, cold_steps]
+}
+
+#[test]
+fn case_90_the_second_conversation_under_a_system_prompt_finds_it_all() {
+    let [cached, steps, states, cold] = second(true, 150);
+    let [cached_untold, steps_untold, states_untold, cold_untold] = second(false, 150);
+    assert_eq!((cached, cached_untold), (144, 0));
+    // The first pays a step for it, the second would have: promotion stores the same state then.
+    assert_eq!((cold, steps + 1), (cold_untold + 1, steps_untold));
+    assert_eq!(states, states_untold, "stored once");
+    // Where a state is stored anyway, or nothing can be resumed, nothing changes: the last boundary of the prompt, less than a page.
+    for n_system in [0, PAGE - 1] {
+        let figures = second(true, n_system);
+        assert_eq!(figures, second(false, n_system), "{n_system}");
+    }
+    let mut rig = Rig::new(config(64, 8));
+    let id = ask_behind(&mut rig, &text(1, 150), &text(2, 5), 1);
+    rig.run_to_idle(10);
+    assert_eq!((rig.ids(id).len(), rig.engine.metrics().steps), (1, 2), "the last boundary and the end");
+}
+
+/// Whenever a request is given up, nothing of it stays but what can be resumed or evicted.
+#[test]
+fn case_95_a_boundary_of_an_aborted_or_preempted_request_holds_nothing() {
+    let system = text(1, 100);
+    let mut n_stored = 0;
+    for at in 0..8 {
+        let mut rig = Rig::new(config(64, 8));
+        let id = ask_behind(&mut rig, &system, &text(2, 60), 8);
+        (0..at).for_each(|_| assert!(rig.turn()));
+        let plan = rig.plan().expect("it has more to do");
+        assert!(rig.abort(id));
+        rig.finish_step(plan);
+        rig.run_to_idle(2);
+        rig.engine.check_conservation().expect("sound");
+        let metrics = rig.engine.metrics();
+        assert_eq!(metrics.states_used, metrics.states_cached, "{at}");
+        n_stored += metrics.states_cached;
+        let id = ask_behind(&mut rig, &system, &text(3, 60), 2);
+        rig.run_to_idle(20);
+        let (_, cached) = oracle::without_cached_tokens(&rig.heard[&id]);
+        assert_eq!(cached, if metrics.states_cached > 0 { 96 } else { 0 }, "{at}");
+        rig.engine.flush_cache().expect("idle");
+        assert_eq!((rig.engine.metrics().pages_used, rig.engine.metrics().states_used), (0, 0));
+    }
+    assert!(n_stored > 0, "some came as far as the boundary");
+    // Six at once in the memory of three.
+    let mut config = config(25, 0);
+    (config.max_model_len, config.max_num_seqs, config.table_rows) = (160, 6, 6);
+    (config.components[1].n_blocks, config.max_batch_tokens) = (1 + 14, 300);
+    let mut rig = Rig::new(config);
+    let ids: Vec<RequestId> = (0..6).map(|salt| ask_behind(&mut rig, &text(salt, 50), &text(9, 30), 80)).collect();
+    rig.run_to_idle(3000);
+    assert!(ids.iter().all(|id| rig.ids(*id).len() == 80));
+    assert!(rig.engine.metrics().preemptions > 0);
+    rig.engine.flush_cache().expect("idle");
+    assert_eq!((rig.engine.metrics().pages_used, rig.engine.metrics().states_used), (0, 0));
+}
+
 #[test]
 fn case_91_a_preempted_request_resumes_from_a_kept_state() {
     let mut config = config(25, 0);

@@ -149,9 +149,12 @@ fn random_request(rng: &mut Rng, config: &EngineConfig, bases: &[Vec<u32>]) -> R
         prompt_logprobs: rng.pick(&[None, None, None, Some(2)]),
         ..SamplingParams::default()
     };
+    // Half of them say where the shared text ends.
+    let boundaries = if shared.is_multiple_of(2) { vec![shared.min(prompt.len()) as u32] } else { vec![] };
     Request {
         prompt,
         sampling,
+        boundaries,
         priority: rng.pick(&[0, 0, 0, -1, 3]),
         cache_salt: rng.pick(&[None, None, Some(""), Some("a")]).map(str::to_owned),
         constraint,

@@ -153,7 +153,8 @@ impl Scheduler {
         let (n_seen, n_found) = (body.found.nodes().len(), memory.n_resumable(body.found.nodes()));
         if memory.has_states() {
             let (len, page_tokens) = (body.len(), memory.page_tokens());
-            marks::place(&mut body.marks, len, n_found as u32 * page_tokens, n_seen as u32, page_tokens);
+            let (computed, given) = (n_found as u32 * page_tokens, &body.boundaries);
+            marks::place(&mut body.marks, len, computed, n_seen as u32, given, page_tokens);
         }
         n_found
     }

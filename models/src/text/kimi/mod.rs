@@ -27,6 +27,7 @@ mod xtml_tag;
 
 pub use folder::rank_file;
 pub use prompt_texts::{ENCODING_FILE, Effort, MissingText, PromptTexts, Slot};
+pub use segments::XtmlPrompt;
 pub use tiny::{TinyTokenizer, TinyTokenizerError, tiny_linear_tokenizer, tiny_tokenizer};
 pub use xtml_answer::XtmlOptions;
 pub use xtml_chat::{AnswerForm, ToolUse, XtmlChat, XtmlError, encode_chat};

@@ -40,7 +40,21 @@ pub(crate) enum Segment<'a> {
 
 /// The segments of a prompt, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Segments<'a>(Vec<Segment<'a>>);
+pub(crate) struct Segments<'a> {
+    list: Vec<Segment<'a>>,
+    /// How many of them make up the beginning that other prompts are likely to share.
+    n_shared: usize,
+}
+
+/// A chat as token ids.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct XtmlPrompt {
+    /// All of it.
+    pub ids: Vec<u32>,
+    /// Of `ids`, the tools, the settings and the system messages before the conversation: what its next chat is likely to begin
+    /// with too.
+    pub shared: usize,
+}
 
 fn escape(value: &str) -> String {
     value.replace('&', "&amp;").replace('"', "&quot;")
@@ -51,13 +65,13 @@ impl<'a> Segments<'a> {
     pub(crate) fn text(&mut self, text: impl Into<Cow<'a, str>>) {
         let text = text.into();
         if !text.is_empty() {
-            self.0.push(Segment::Text(text));
+            self.list.push(Segment::Text(text));
         }
     }
 
     /// `<|open|>tag key="value"…<|sep|>`.
     pub(crate) fn open(&mut self, tag: &'a str, attributes: &[(&str, &str)]) {
-        self.0.push(Segment::Marker(Marker::Open));
+        self.list.push(Segment::Marker(Marker::Open));
         self.text(tag);
         for (key, value) in attributes {
             self.text(format!(" {key}"));
@@ -65,20 +79,20 @@ impl<'a> Segments<'a> {
             self.text(escape(value));
             self.text("\"");
         }
-        self.0.push(Segment::Marker(Marker::Sep));
+        self.list.push(Segment::Marker(Marker::Sep));
     }
 
     /// `<|close|>tag<|sep|>`.
     pub(crate) fn close(&mut self, tag: &'a str) {
-        self.0.push(Segment::Marker(Marker::Close));
+        self.list.push(Segment::Marker(Marker::Close));
         self.text(tag);
-        self.0.push(Segment::Marker(Marker::Sep));
+        self.list.push(Segment::Marker(Marker::Sep));
     }
 
     /// The end of a message: `<|close|>message<|sep|><|end_of_msg|>`.
     pub(crate) fn end_message(&mut self) {
         self.close("message");
-        self.0.push(Segment::Marker(Marker::EndOfMessage));
+        self.list.push(Segment::Marker(Marker::EndOfMessage));
     }
 
     /// A message of the format itself, to the model from the request's settings.
@@ -88,10 +102,18 @@ impl<'a> Segments<'a> {
         self.end_message();
     }
 
+    /// Other prompts are likely to share all that is there so far.
+    pub(crate) fn end_shared(&mut self) {
+        self.n_shared = self.list.len();
+    }
+
     /// Token ids; `tokenizer` must have the markers.
-    pub(crate) fn encode(&self, tokenizer: &Tokenizer) -> Result<Vec<u32>, TokenizerError> {
-        let mut ids = Vec::new();
-        for segment in &self.0 {
+    pub(crate) fn encode(&self, tokenizer: &Tokenizer) -> Result<XtmlPrompt, TokenizerError> {
+        let (mut ids, mut shared) = (Vec::new(), 0);
+        for (at, segment) in self.list.iter().enumerate() {
+            if at == self.n_shared {
+                shared = ids.len();
+            }
             match segment {
                 Segment::Marker(marker) => {
                     let missing = || TokenizerError::Encode(format!("the tokenizer has no {}", marker.text()));
@@ -100,7 +122,8 @@ impl<'a> Segments<'a> {
                 Segment::Text(text) => ids.extend(tokenizer.encode(text, Controls::AsText, false)?),
             }
         }
-        Ok(ids)
+        let shared = if self.n_shared == self.list.len() { ids.len() } else { shared };
+        Ok(XtmlPrompt { ids, shared })
     }
 
     #[cfg(test)]
@@ -109,7 +132,7 @@ impl<'a> Segments<'a> {
             Segment::Marker(marker) => marker.text().to_owned(),
             Segment::Text(text) => text.to_string(),
         };
-        self.0.iter().map(show).collect()
+        self.list.iter().map(show).collect()
     }
 }
 
@@ -122,12 +145,12 @@ mod tests {
         let mut segments = Segments::default();
         segments.open("call", &[("tool", "a\"&b<|sep|>"), ("index", "")]);
         let texts: Vec<&str> = segments
-            .0
+            .list
             .iter()
             .filter_map(|segment| if let Segment::Text(text) = segment { Some(text.as_ref()) } else { None })
             .collect();
         assert_eq!(texts, ["call", " tool", "=\"", "a&quot;&amp;b<|sep|>", "\"", " index", "=\"", "\""]);
-        let markers = segments.0.iter().filter(|segment| matches!(segment, Segment::Marker(_))).count();
+        let markers = segments.list.iter().filter(|segment| matches!(segment, Segment::Marker(_))).count();
         assert_eq!(markers, 2);
     }
 }

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::{
     prompt_texts::{Effort, MissingText, PromptTexts, Slot},
-    segments::Segments,
+    segments::{Segments, XtmlPrompt},
     tool_results::{Placed, place},
 };
 use crate::text::{
@@ -84,7 +84,7 @@ pub enum XtmlError {
 }
 
 /// Token ids of a chat; the tokenizer's format must be XTML ([`Tokenizer::xtml`]).
-pub fn encode_chat(tokenizer: &Tokenizer, texts: &PromptTexts, chat: &XtmlChat<'_>) -> Result<Vec<u32>, XtmlError> {
+pub fn encode_chat(tokenizer: &Tokenizer, texts: &PromptTexts, chat: &XtmlChat<'_>) -> Result<XtmlPrompt, XtmlError> {
     Ok(segments(texts, chat)?.encode(tokenizer)?)
 }
 
@@ -114,8 +114,14 @@ pub(crate) fn segments<'a>(texts: &'a PromptTexts, chat: &XtmlChat<'a>) -> Resul
     if let (true, Some(effort)) = (chat.thinking, chat.effort) {
         out.setting("thinking-effort", texts.get(Slot::Effort(effort))?);
     }
+    out.end_shared();
+    let mut is_setting = true;
     for placed in place(chat.messages) {
+        is_setting &= placed.message.get("role").is_some_and(|role| role == "system" || role == "developer");
         message(&mut out, texts, chat.thinking, placed)?;
+        if is_setting {
+            out.end_shared();
+        }
     }
     match chat.tool_use {
         ToolUse::Free => {}

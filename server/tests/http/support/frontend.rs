@@ -42,7 +42,7 @@ impl TextFrontend for ByteFrontend {
                 text.push_str(call["function"]["arguments"].as_str().expect("always a string"));
             }
         }
-        Ok(EncodedPrompt { ids: self.encode(&text, false)?, in_reasoning: false })
+        Ok(EncodedPrompt { ids: self.encode(&text, false)?, ..EncodedPrompt::default() })
     }
 
     fn decode(&self, ids: &[u32], skip_special: bool) -> String {

@@ -3,8 +3,8 @@
 //! forgets what it had no reason to forget, does not show in any text.
 //!
 //! Models without recurrent state resume at every page. Those with one resume where a state is stored: at least at the
-//! last boundary before a prompt's last token (the same prompt again, another answer) and at the last boundary of what
-//! was computed (the next turn).
+//! last boundary before a prompt's last token (the same prompt again, another answer), at the last boundary of what
+//! was computed (the next turn), and where a prompt's caller said that others will part from it, if that was computed.
 
 use std::collections::BTreeSet;
 
@@ -22,6 +22,8 @@ struct Text {
     salt: Option<String>,
     tokens: Vec<u32>,
     n_prompt: u32,
+    /// Of the boundaries that its caller told, those it did not find but computed.
+    told: Vec<u32>,
 }
 
 /// All of them.
@@ -79,10 +81,13 @@ impl Promises {
                 let tokens = asked.alone.tokens();
                 let n_computed = tokens.len() - usize::from(asked.alone.n_generated() > 0);
                 let request = &asked.alone.request;
+                let found = asked.cached_tokens.unwrap_or(0);
+                let told = request.boundaries.iter().copied().filter(|tokens| *tokens > found).collect();
                 self.texts.push(Text {
                     salt: request.cache_salt.clone(),
                     tokens: tokens[..n_computed].to_vec(),
                     n_prompt: request.prompt.len() as u32,
+                    told,
                 });
             }
         }
@@ -104,7 +109,8 @@ impl Promises {
         if !self.has_state {
             return boundary(shared);
         }
-        let stored = [text.n_prompt - 1, text.tokens.len() as u32].map(boundary);
-        stored.into_iter().filter(|tokens| *tokens <= shared).max().unwrap_or(0)
+        let told = text.told.iter().map(|tokens| *tokens.min(&(text.n_prompt - 1)));
+        let stored = told.chain([text.n_prompt - 1, text.tokens.len() as u32]).map(boundary);
+        stored.filter(|tokens| *tokens <= shared).max().unwrap_or(0)
     }
 }

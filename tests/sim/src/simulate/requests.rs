@@ -58,8 +58,10 @@ impl<'s> Simulation<'s> {
         };
         let max = config.max_model_len - u32::from(arrival.sampling.max_tokens > 0);
         let prompt = arrival.text.resolve(origin, config.tokenizer_vocab_size, max);
+        let boundaries = arrival.text.boundaries(&prompt, &arrival.boundaries);
         let request = Request {
             prompt,
+            boundaries,
             sampling: arrival.sampling.clone(),
             priority: arrival.priority,
             cache_salt: arrival.salt.clone(),

@@ -31,6 +31,13 @@ const CHANGES: [(&str, Change); 19] = [
     ("programs and walker swapped", |s| {
         s.via = if s.via == Via::Program { Via::Walker } else { Via::Program };
     }),
+    ("boundaries told or not", |s| {
+        if s.config.components_of(ComponentClass::State).next().is_some() {
+            let is_told = s.arrivals.iter().any(|arrival| !arrival.boundaries.is_empty());
+            let other = if is_told { vec![] } else { vec![500, 1000] };
+            s.arrivals.iter_mut().for_each(|arrival| arrival.boundaries = other.clone());
+        }
+    }),
     ("steps planned ahead or not", |s| s.overlaps = !s.overlaps),
     ("fused op and parts swapped", |s| s.refuses_fused = !s.refuses_fused),
     ("speculation switched", |s| {

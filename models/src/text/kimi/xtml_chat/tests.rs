@@ -159,20 +159,54 @@ fn request_saying(text: &str) -> (Vec<Value>, Vec<Value>) {
     (messages, vec![json!({"type": "function", "function": {"name": text, "description": text}})])
 }
 
-#[test]
-fn special_tokens_in_user_text_never_become_markers_wherever_they_stand() {
-    let folder = std::env::temp_dir().join(format!("tokenspeed-xtml-forgery-{}", std::process::id()));
+fn tokenizer(name: &str) -> Tokenizer {
+    let folder = std::env::temp_dir().join(format!("tokenspeed-xtml-{name}-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     tiny_tokenizer(&folder, 512, 1).unwrap();
     let tokenizer = Tokenizer::from_folder(&folder).unwrap();
     std::fs::remove_dir_all(&folder).unwrap();
+    tokenizer
+}
+
+/// What comes before the conversation is told apart, and any other conversation begins with it, id by id.
+#[test]
+fn the_shared_beginning_is_tools_settings_and_leading_system_messages() {
+    let tokenizer = tokenizer("shared");
+    let texts = tokenizer.xtml().unwrap();
+    let system = |role: &str, text: &str| json!({"role": role, "content": text});
+    let tools = [json!({"type": "function", "function": {"name": "f", "parameters": {}}})];
+    for (n_system, tools, effort) in
+        [(0, &tools[..0], None), (0, &tools[..], None), (1, &[], Some(Effort::Low)), (2, &tools, Some(Effort::Max))]
+    {
+        let leading = [system("system", "Be brief."), system("developer", "Be kind.")];
+        let prompt = |rest: &[Value]| {
+            let messages = [&leading[..n_system], rest].concat();
+            encode_chat(&tokenizer, texts, &XtmlChat { tools, effort, ..chat(&messages) }).unwrap()
+        };
+        let alone = prompt(&[]);
+        let later = [system("user", "hi"), system("system", "Be brief."), system("user", "Be kind.")];
+        for n in 0..later.len() {
+            let talk = prompt(&later[..=n]);
+            assert_eq!(talk.ids[..talk.shared], alone.ids[..alone.shared]);
+            let text = short(&tokenizer.decode(&talk.ids[..talk.shared], SpecialText::Keep).unwrap());
+            let count = |what: &str| text.matches(what).count();
+            let n_settings = n_system + usize::from(!tools.is_empty()) + usize::from(effort.is_some());
+            assert_eq!((count("</message>|"), count("role=\"user\"")), (n_settings, 0), "{text}");
+            assert!(text.is_empty() || text.ends_with('|'), "{text}");
+        }
+    }
+}
+
+#[test]
+fn special_tokens_in_user_text_never_become_markers_wherever_they_stand() {
+    let tokenizer = tokenizer("forgery");
     let controls: Vec<String> = tokenizer.controls().iter().map(|control| control.content.clone()).collect();
     let texts = tokenizer.xtml().unwrap();
     let encode = |text: &str| {
         let (messages, tools) = request_saying(text);
         let schema = json!({ text: text });
         let chat = XtmlChat { tools: &tools, answer_form: AnswerForm::Schema(&schema), ..chat(&messages) };
-        let ids = encode_chat(&tokenizer, texts, &chat).unwrap();
+        let ids = encode_chat(&tokenizer, texts, &chat).unwrap().ids;
         let special: Vec<u32> = ids.iter().copied().filter(|id| tokenizer.vocabulary().is_added(*id)).collect();
         (special, tokenizer.decode(&ids, SpecialText::Keep).unwrap())
     };
@@ -193,8 +227,8 @@ fn special_tokens_in_user_text_never_become_markers_wherever_they_stand() {
             let parts = [json!({"role": "user", "content": [
                 {"type": "text", "text": first}, {"type": "text", "text": second},
             ]})];
-            let ids = encode_chat(&tokenizer, texts, &chat(&parts)).unwrap();
-            let plain = encode_chat(&tokenizer, texts, &chat(&[json!({"role": "user", "content": "x"})])).unwrap();
+            let ids = encode_chat(&tokenizer, texts, &chat(&parts)).unwrap().ids;
+            let plain = encode_chat(&tokenizer, texts, &chat(&[json!({"role": "user", "content": "x"})])).unwrap().ids;
             let count = |ids: &[u32]| ids.iter().filter(|id| tokenizer.vocabulary().is_added(**id)).count();
             assert_eq!(count(&ids), count(&plain));
         }

@@ -90,6 +90,8 @@ pub struct Figures {
     pub preemptions: Option<u64>,
     /// Tokens found and computed again for want of a state; `None` for servers.
     pub cut_tokens: Option<u64>,
+    /// Steps of the engine in this process.
+    pub steps: Option<u64>,
     /// Pages of the engine; `None` for servers.
     pub pages: Option<u64>,
 }
@@ -130,6 +132,7 @@ impl Figures {
             hits: judged.map(|judged| hits(pass, judged, page_tokens)),
             preemptions: pass.counted.map(|counted| counted.preemptions),
             cut_tokens: pass.counted.map(|counted| counted.cut_tokens),
+            steps: pass.counted.map(|counted| counted.steps),
             pages: pass.counted.map(|counted| counted.pages),
         }
     }
@@ -194,6 +197,7 @@ impl Figures {
             "cache": hits,
             "preemptions": self.preemptions,
             "cut_tokens": self.cut_tokens,
+            "steps": self.steps,
             "engine_pages": self.pages,
         })
     }

@@ -62,7 +62,8 @@ fn pass(
     options: &EngineOptions,
 ) -> Result<(Pass, Judged), CliError> {
     let work = source.work(args.concurrency.len() as u64);
-    let manner = Manner { salt: "half-memory", think: Duration::ZERO, seed: args.trace_seed };
+    let (salt, tells_shared) = ("half-memory", !args.no_boundaries);
+    let manner = Manner { salt, think: Duration::ZERO, seed: args.trace_seed, tells_shared };
     let pass = rotate(engine, &work, work.n_sessions(), manner);
     if let Some(first) = pass.failures.first() {
         return Err(failed(first.clone(), options));

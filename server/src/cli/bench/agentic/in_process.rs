@@ -8,6 +8,7 @@ use tokenspeed_core::request::{Event, Request, SamplingParams};
 use super::target::{Answer, Ask, EngineCounters, Prompt, Target};
 use crate::{
     engine_setup::Loaded,
+    frontend::EncodedPrompt,
     http::{request::RequestContext, tokenize},
 };
 
@@ -33,6 +34,25 @@ impl InProcess {
         self.loaded.engine.metrics().states_total > 0
     }
 
+    fn encode_chat(&self, messages: &[Value], tools: &[Value]) -> Result<EncodedPrompt, String> {
+        let mut body = Map::new();
+        body.insert("messages".into(), messages.into());
+        if !tools.is_empty() {
+            body.insert("tools".into(), tools.into());
+        }
+        let limits = self.loaded.engine.limits();
+        let names = [self.loaded.info.name.clone()];
+        let context = RequestContext {
+            frontend: &*self.loaded.frontend,
+            limits: &limits,
+            defaults: self.loaded.info.defaults,
+            seed: None,
+            model_names: &names,
+        };
+        // The server's own route, so that a conversation is encoded and refused exactly as over HTTP.
+        tokenize::encode(body, context).map_err(|error| error.message)
+    }
+
     /// Forget all cached prefixes.
     pub fn flush(&self) -> Result<(), String> {
         self.loaded.engine.flush_cache()
@@ -41,9 +61,12 @@ impl InProcess {
 
 impl Target for InProcess {
     fn ask(&self, ask: Ask) -> Result<Answer, String> {
-        let prompt = match ask.prompt {
-            Prompt::Ids(ids) => ids,
-            chat @ Prompt::Chat { .. } => self.encode(&chat)?.expect("messages become ids here"),
+        let (prompt, boundaries) = match ask.prompt {
+            Prompt::Ids(ids) => (ids, ask.shared.into_iter().collect()),
+            Prompt::Chat { messages, tools } => {
+                let EncodedPrompt { ids, boundaries, .. } = self.encode_chat(&messages, &tools)?;
+                (ids, boundaries)
+            }
         };
         let sampling = SamplingParams {
             temperature: if ask.seed.is_some() { 1.0 } else { 0.0 },
@@ -52,7 +75,8 @@ impl Target for InProcess {
             ignore_eos: true,
             ..SamplingParams::default()
         };
-        let request = Request { prompt: prompt.clone(), sampling, cache_salt: Some(ask.salt), ..Request::default() };
+        let cache_salt = Some(ask.salt);
+        let request = Request { prompt: prompt.clone(), sampling, cache_salt, boundaries, ..Request::default() };
         let start = Instant::now();
         let mut events = self.loaded.engine.submit(request).map_err(|error| error.to_string())?;
         let mut answer = Answer { prompt: Some(prompt), is_exact: true, ..Answer::default() };
@@ -85,27 +109,10 @@ impl Target for InProcess {
     }
 
     fn encode(&self, prompt: &Prompt) -> Result<Option<Vec<u32>>, String> {
-        let (messages, tools) = match prompt {
-            Prompt::Ids(ids) => return Ok(Some(ids.clone())),
-            Prompt::Chat { messages, tools } => (messages, tools),
-        };
-        let mut body = Map::new();
-        body.insert("messages".into(), messages.clone().into());
-        if !tools.is_empty() {
-            body.insert("tools".into(), tools.clone().into());
+        match prompt {
+            Prompt::Ids(ids) => Ok(Some(ids.clone())),
+            Prompt::Chat { messages, tools } => Ok(Some(self.encode_chat(messages, tools)?.ids)),
         }
-        let limits = self.loaded.engine.limits();
-        let names = [self.loaded.info.name.clone()];
-        let context = RequestContext {
-            frontend: &*self.loaded.frontend,
-            limits: &limits,
-            defaults: self.loaded.info.defaults,
-            seed: None,
-            model_names: &names,
-        };
-        // The server's own route, so that a conversation is encoded and refused exactly as over HTTP.
-        let encoded = tokenize::tokenize(body, context).map_err(|error| error.message)?;
-        Ok(ids_of(&encoded["tokens"]))
     }
 
     fn counters(&self) -> Option<EngineCounters> {
@@ -113,6 +120,7 @@ impl Target for InProcess {
         Some(EngineCounters {
             preemptions: metrics.preemptions,
             cut_tokens: metrics.cut_tokens,
+            steps: metrics.steps,
             pages: metrics.pages_total,
         })
     }

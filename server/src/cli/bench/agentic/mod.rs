@@ -94,6 +94,9 @@ pub struct BenchAgenticArgs {
     /// Share of the first prompt that all sessions begin with: system text and tools
     #[arg(long, default_value_t = 0.3, value_name = "SHARE", value_parser = share)]
     pub shared: f64,
+    /// Do not say where what all sessions begin with ends, which the chat layer of a server does
+    #[arg(long, conflicts_with_all = ["url", "conversations"])]
+    pub no_boundaries: bool,
     /// Chance that a turn is asked again, or that an older one is continued in another direction
     #[arg(long, default_value_t = 0.1, value_name = "SHARE", value_parser = share)]
     pub forks: f64,
@@ -285,7 +288,12 @@ fn passes(target: &dyn Target, args: &BenchAgenticArgs, source: &Source) -> Resu
     let run = crate::generation::ids::random_u64();
     for (at, &concurrency) in args.concurrency.iter().enumerate() {
         let salt = format!("agentic-{run:016x}-{at}");
-        let manner = Manner { salt: &salt, think: Duration::from_millis(args.think_ms.into()), seed: args.trace_seed };
+        let manner = Manner {
+            salt: &salt,
+            think: Duration::from_millis(args.think_ms.into()),
+            seed: args.trace_seed,
+            tells_shared: !args.no_boundaries,
+        };
         let pass = replay(target, &source.work(at as u64), concurrency, manner);
         if pass.served.is_empty() {
             let why = pass.failures.first().map_or("no answer", String::as_str);

@@ -171,7 +171,8 @@ fn cold(target: &dyn Target, length: f64, stream: u64, salt: &str) -> Result<(f6
             Prompt::Chat { messages: vec![message], tools: Vec::new() }
         }
     };
-    let answer = target.ask(Ask { prompt, max_tokens: 1, seed: None, salt: format!("{salt}-cold-{stream}") })?;
+    let answer =
+        target.ask(Ask { prompt, shared: None, max_tokens: 1, seed: None, salt: format!("{salt}-cold-{stream}") })?;
     Ok((answer.prompt_tokens as f64, answer.first.as_secs_f64() * 1e3))
 }
 

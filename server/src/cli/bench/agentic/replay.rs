@@ -57,6 +57,8 @@ pub struct Manner<'a> {
     pub think: Duration,
     /// Of think times and of the order of [`rotate`].
     pub seed: u64,
+    /// See [`Ask::shared`].
+    pub tells_shared: bool,
 }
 
 struct Room<'a> {
@@ -77,7 +79,9 @@ impl Room<'_> {
         let Some(next) = session.next() else { return false };
         let turn = session.turn();
         let seed = (next.kind == Kind::Retry).then_some(turn as u64);
-        let ask = Ask { prompt: next.prompt.clone(), max_tokens: next.answer, seed, salt: self.manner.salt.into() };
+        let shared = next.shared.filter(|_| self.manner.tells_shared);
+        let (prompt, salt) = (next.prompt.clone(), self.manner.salt.into());
+        let ask = Ask { prompt, shared, max_tokens: next.answer, seed, salt };
         let sent = self.order.fetch_add(1, Ordering::SeqCst);
         let result = self.target.ask(ask);
         let done = self.order.fetch_add(1, Ordering::SeqCst);
@@ -106,6 +110,7 @@ impl Room<'_> {
         pass.counted = before.zip(after).map(|(before, after)| EngineCounters {
             preemptions: after.preemptions - before.preemptions,
             cut_tokens: after.cut_tokens - before.cut_tokens,
+            steps: after.steps - before.steps,
             pages: after.pages,
         });
         pass

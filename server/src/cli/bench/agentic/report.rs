@@ -99,6 +99,7 @@ impl Report {
             rows.push(row("distinct pages", &|f| count(f.hits.map(|hits| hits.pages as u64))));
             rows.push(row("pages of the engine", &|f| count(f.pages)));
             rows.push(row("cut tokens", &|f| count(f.cut_tokens)));
+            rows.push(row("steps", &|f| count(f.steps)));
             rows.push(row("preemptions", &|f| count(f.preemptions)));
         }
         rows

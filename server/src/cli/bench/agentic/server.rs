@@ -96,7 +96,7 @@ impl Server {
             }
             self.tells_ids = tells_ids;
             let prompt = Prompt::Ids(self.pool.clone().unwrap_or_default());
-            let probe = Ask { prompt, max_tokens: 1, seed: None, salt: "probe".into() };
+            let probe = Ask { prompt, shared: None, max_tokens: 1, seed: None, salt: "probe".into() };
             match self.stream(&probe) {
                 Ok(reply) => {
                     self.tells_ids = reply.ids.is_some();

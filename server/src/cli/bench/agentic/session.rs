@@ -35,6 +35,8 @@ pub struct Next {
     pub kind: Kind,
     /// What is asked.
     pub prompt: Prompt,
+    /// Tokens of the prompt that all sessions begin with, if that is known.
+    pub shared: Option<u32>,
     /// Length of the answer.
     pub answer: u32,
 }
@@ -75,7 +77,7 @@ impl<'a> Session<'a> {
                 let messages = conversation.messages[..*conversation.turns.get(at)?].to_vec();
                 let kind = if at == 0 { Kind::First } else { Kind::Next };
                 let prompt = Prompt::Chat { messages, tools: conversation.tools.clone() };
-                Some(Next { kind, prompt, answer: *answer })
+                Some(Next { kind, prompt, shared: None, answer: *answer })
             }
             Work::Made(trace) => {
                 let turn = trace.sessions[self.number].turns.get(at)?;
@@ -99,7 +101,8 @@ impl<'a> Session<'a> {
                         Prompt::Chat { messages, tools: Vec::new() }
                     }
                 };
-                Some(Next { kind: turn.kind, prompt, answer: turn.answer })
+                let shared = matches!(prompt, Prompt::Ids(_)).then_some(trace.shared as u32);
+                Some(Next { kind: turn.kind, prompt, shared, answer: turn.answer })
             }
         }
     }

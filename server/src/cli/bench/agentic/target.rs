@@ -23,6 +23,9 @@ pub enum Prompt {
 pub struct Ask {
     /// The prompt.
     pub prompt: Prompt,
+    /// How much of a prompt of ids is what all sessions begin with, where the target is to be told as a chat layer would; chats tell
+    /// by themselves.
+    pub shared: Option<u32>,
     /// Length of the answer; end-of-sequence is ignored where the server can.
     pub max_tokens: u32,
     /// Sample with this seed; greedy without.
@@ -61,6 +64,8 @@ pub struct EngineCounters {
     pub preemptions: u64,
     /// Tokens found in the cache and computed again for want of a stored state.
     pub cut_tokens: u64,
+    /// Steps run.
+    pub steps: u64,
     /// Pages for tokens, in use or not.
     pub pages: u64,
 }

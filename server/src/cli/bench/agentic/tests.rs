@@ -74,7 +74,7 @@ fn sizes() -> Sizes {
 }
 
 fn manner(salt: &str) -> Manner<'_> {
-    Manner { salt, think: Duration::ZERO, seed: 1 }
+    Manner { salt, think: Duration::ZERO, seed: 1, tells_shared: true }
 }
 
 #[test]
