@@ -13,7 +13,7 @@
 
 use super::{
     ledger::Ledger,
-    width::{Record, StepCost},
+    width::{BELIEVED, Record, StepCost},
 };
 
 /// Times its expected cost that a step may count: a machine that was busy with something else is nobody's loss.
@@ -48,8 +48,10 @@ impl Looks {
     /// A step of `rows` decoding requests and nothing else, `tokens` in all, took `ns`.
     pub fn checked(&mut self, rows: u32, tokens: u32, checked: Checked, ns: u64, cost: &StepCost) {
         self.record.observe_many(checked.tried, checked.accepted);
-        let most_ns = cost.ns(tokens).map_or(f64::INFINITY, |ns| DISTURBED * ns);
         let plain_ns = cost.ns(rows).filter(|_| tokens > rows);
+        // Of a width that was never measured before, this step is all that is known: no token is much dearer than a plain one.
+        let linear_ns = plain_ns.map_or(f64::INFINITY, |ns| BELIEVED * ns * f64::from(tokens) / f64::from(rows));
+        let most_ns = cost.ns(tokens).map_or(f64::INFINITY, |ns| DISTURBED * ns).min(linear_ns);
         let without_ns = plain_ns.map(|plain_ns| plain_ns / f64::from(rows) * checked.generated as f64);
         self.ledger.turn((ns as f64).min(most_ns), without_ns);
     }
@@ -219,6 +221,21 @@ mod tests {
         assert!(n_guessed > 0 && ns * 100 < 2_000 * 2_000 * 103, "{n_guessed} steps with guesses, {ns} ns");
         assert!(looks.record.chance() < 0.01, "a new request expects nothing");
         assert!(!looks.may_guess(2, &cost) || looks.may_try(2, &cost));
+    }
+
+    #[test]
+    fn one_disturbed_try_does_not_end_guessing() {
+        let (mut looks, mut cost) = (Looks::default(), StepCost::default());
+        (0..10).for_each(|_| cost.observe_plain(1, 1_000));
+        // The machine did something else for fifty turns.
+        cost.observe(2, 50_000);
+        looks.checked(1, 2, Checked { generated: 1, guesses: 1, tried: 1, accepted: 0 }, 50_000, &cost);
+        let plain = Checked { generated: 1, ..Checked::default() };
+        let turns = (0..1_000).take_while(|_| {
+            looks.checked(1, 1, plain, 1_000, &cost);
+            !looks.may_try(1, &cost)
+        });
+        assert!(turns.count() < 200);
     }
 
     #[test]

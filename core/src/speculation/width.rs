@@ -27,7 +27,7 @@ pub(crate) const COSTS: usize = 2 * GUESSES_MAX as usize;
 /// Weight of the newest observation.
 const NEWEST: f64 = 0.2;
 /// Times the known cost that an observation may be.
-const BELIEVED: f64 = 1.5;
+pub(super) const BELIEVED: f64 = 1.5;
 /// Observations of which the least counts.
 const FIRST: u8 = 4;
 /// Steps between tries, after the first and after many.
@@ -99,6 +99,7 @@ impl StepCost {
     /// `own`: share of what is new that is true of this width alone.
     fn adapt(&mut self, tokens: u32, ns: u64, own: f64) {
         let at = tokens as usize;
+        let most = self.most(at);
         let (Some(known), Some(seen)) = (self.cost.get_mut(at), self.seen.get_mut(at)) else { return };
         let cost = ns as f64 / self.level;
         match *seen {
@@ -110,9 +111,17 @@ impl StepCost {
                 self.level *= change / own;
             }
             // The first, or those before took no time at all, by a clock that is coarse.
-            _ => *known = cost,
+            _ => *known = cost.min(most),
         }
         *seen = (*seen + 1).min(FIRST);
+    }
+
+    /// Most that is believed of the first step of `at` tokens, in multiples of the level: each token as dear as one of the widest
+    /// step below that is known, and a half more. A machine that was busy meanwhile would else be taken for a width that is too dear
+    /// ever to be tried again.
+    fn most(&self, at: usize) -> f64 {
+        let below = self.cost.iter().enumerate().take(at).rev().find(|(_, cost)| **cost > 0.0);
+        below.map_or(f64::INFINITY, |(n, cost)| BELIEVED * cost * at as f64 / n as f64)
     }
 
     /// Whether guesses beside `rows` tokens can be held against a step without any: with a forecast, that is measured first. Without
@@ -376,6 +385,16 @@ mod tests {
         assert!((1_990.0..=2_000.0).contains(&cost.ns(1).unwrap()), "many are");
         (0..100).for_each(|n| cost.observe(1, 600 + n % 2 * 800));
         assert!((900.0..=1_100.0).contains(&cost.ns(1).unwrap()), "half of the early and half of the late");
+    }
+
+    #[test]
+    fn a_first_wide_step_that_was_disturbed_is_tried_again() {
+        let mut cost = StepCost::default();
+        (0..10).for_each(|_| cost.observe_plain(1, 1_000));
+        cost.observe(2, 50_000);
+        assert_eq!(cost.ns(2), Some(3_000.0), "two tokens, and a half more");
+        cost.observe(2, 1_100);
+        assert_eq!(cost.ns(2), Some(1_100.0));
     }
 
     #[test]
