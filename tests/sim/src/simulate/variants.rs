@@ -22,7 +22,7 @@ use crate::{
 /// Changes a configuration, or leaves it alone, in a way that no text may show.
 type Change = fn(&mut Scenario);
 
-const CHANGES: [(&str, Change); 19] = [
+const CHANGES: [(&str, Change); 20] = [
     ("without prefix cache", |s| s.config.prefix_cache = false),
     ("with prefix cache", |s| s.config.prefix_cache = true),
     ("in chunks of one token", |s| s.config.chunked_prefill_size = 1),
