@@ -187,8 +187,7 @@ impl Executable {
     /// If there is no such program.
     pub fn cost(&self, program: usize, load: &Load) -> Result<Option<u64>, BackendError> {
         let Runner::Programs(programs) = &self.programs[program].runner else { return Ok(None) };
-        let wanted = Bucket { max_tokens: load.n_tokens, max_rows: load.n_rows, max_logit_rows: load.n_logit_rows };
-        let (_, program) = &programs[holding(programs.iter().map(|(bucket, _)| *bucket), &wanted)];
+        let (_, program) = &programs[holding(programs.iter().map(|(bucket, _)| *bucket), &Bucket::of_load(load))];
         self.device.program_cost(program, load)
     }
 

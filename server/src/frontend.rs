@@ -99,6 +99,14 @@ pub struct EncodedPrompt {
     pub in_reasoning: bool,
 }
 
+impl EncodedPrompt {
+    /// A prompt whose first `shared` ids other prompts are likely to begin with; 0: none are known to.
+    pub fn sharing(ids: Vec<u32>, shared: usize, in_reasoning: bool) -> Self {
+        let boundaries = if shared > 0 { vec![shared as u32] } else { Vec::new() };
+        Self { ids, boundaries, in_reasoning }
+    }
+}
+
 /// How one answer becomes text.
 #[derive(Clone, Debug)]
 pub struct OutputOptions {

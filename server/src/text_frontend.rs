@@ -135,9 +135,8 @@ impl TextFrontend for ModelFrontend {
             None => (self.tokenizer.encode_rendered(&rendered).map_err(internal)?, 0),
             Some(other) => self.tokenizer.encode_rendered_beside(&rendered, &other).map_err(internal)?,
         };
-        let boundaries = (shared > 0).then_some(shared as u32).into_iter().collect();
         let in_reasoning = self.choice.thoughts.is_some() && rendered.text().trim_end().ends_with(THINK);
-        Ok(EncodedPrompt { ids, boundaries, in_reasoning })
+        Ok(EncodedPrompt::sharing(ids, shared, in_reasoning))
     }
 
     fn decode(&self, ids: &[u32], skip_special: bool) -> String {

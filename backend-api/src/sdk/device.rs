@@ -99,6 +99,11 @@ impl Bucket {
         Self { max_tokens: h.n_tokens, max_rows: h.n_rows, max_logit_rows: h.n_logit_rows }
     }
 
+    /// Exactly a load's counts.
+    pub fn of_load(load: &Load) -> Self {
+        Self { max_tokens: load.n_tokens, max_rows: load.n_rows, max_logit_rows: load.n_logit_rows }
+    }
+
     /// Whether a step fits.
     pub fn holds(&self, step: &StepView<'_>) -> bool {
         self.covers(&Self::of_step(step))

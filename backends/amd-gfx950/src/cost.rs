@@ -16,7 +16,7 @@ use tokenspeed_backend_api::{
     graph::Vary,
     op::OpKind,
     record::OpRecord,
-    sdk::{Bucket, Load},
+    sdk::Load,
     tensor::Tensor,
 };
 
@@ -54,11 +54,6 @@ pub fn nanoseconds(ops: &[OpRecord], launches: usize, load: &Load, settings: &Se
         (work.bytes / HBM).max(work.products / products + work.others / others)
     };
     ((launches as f64 * LAUNCH + ops.iter().map(seconds).sum::<f64>()) * 1e9).ceil() as u64
-}
-
-/// Capacities that hold a load.
-pub fn counts(load: &Load) -> Bucket {
-    Bucket { max_tokens: load.n_tokens, max_rows: load.n_rows, max_logit_rows: load.n_logit_rows }
 }
 
 /// Of `n` experts the number that `routes` are expected to touch.

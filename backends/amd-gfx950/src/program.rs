@@ -127,7 +127,7 @@ impl Program {
 
     /// By a model, nanoseconds of a step under `load`; see `cost.rs`.
     pub fn cost(&self, load: &Load, settings: &Settings) -> u64 {
-        let counts = if self.graph.is_some() { self.bucket } else { cost::counts(load) };
+        let counts = if self.graph.is_some() { self.bucket } else { Bucket::of_load(load) };
         let launches = self.launches.iter().filter(|launch| launch.has_groups(&counts)).count();
         cost::nanoseconds(&self.ops, launches, load, settings)
     }

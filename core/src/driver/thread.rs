@@ -66,7 +66,7 @@ pub(super) fn main(
         idle,
         device: DeviceThread::start(move || clock.now_ns()),
         flying: VecDeque::with_capacity(2),
-        landed_ns: 0,
+        free_ns: 0,
         overlap: config.overlap,
         budget: StepBudget::new(config.step_time_target_ms),
         reporter: Reporter::new(shared.gate().is_on()),
@@ -112,20 +112,16 @@ struct EngineThread {
     idle: Vec<Box<Turn>>,
     device: DeviceThread,
     /// Steps under way, in order: the one in flight, and the one behind it.
-    flying: VecDeque<Flight>,
-    /// When the last step had been waited for.
-    landed_ns: u64,
+    flying: VecDeque<Plan>,
+    /// Since when the engine has been at its next step: the end of the one before, or of a rest. What a step took is counted from
+    /// here until it was taken in, because a client waits for all of that: admission, planning, the device, sampling on the host,
+    /// replay and guesses.
+    free_ns: u64,
     overlap: bool,
     budget: StepBudget,
     reporter: Reporter,
     routes: Routes,
     masks: MaskThreads,
-}
-
-/// A step under way.
-struct Flight {
-    plan: Plan,
-    began_ns: u64,
 }
 
 impl EngineThread {
@@ -141,6 +137,7 @@ impl EngineThread {
 
     /// Until told to stop (`Ok`) or the device is lost (`Err`).
     fn run(&mut self) -> Result<(), String> {
+        self.free_ns = self.shared.now_ns();
         loop {
             while let Some(command) = self.shared.inbox.pop() {
                 if self.obey(command) {
@@ -156,6 +153,7 @@ impl EngineThread {
                     self.publish();
                     self.shared.inbox.wait();
                 }
+                self.free_ns = self.shared.now_ns();
                 continue;
             }
             let masks = &mut self.masks;
@@ -205,7 +203,7 @@ impl EngineThread {
         self.bring_device(&mut turn);
         turn.set_plan(&plan, &self.state, is_behind);
         self.give_copies(&mut turn);
-        self.flying.push_back(Flight { plan, began_ns });
+        self.flying.push_back(plan);
         self.device.launch(turn);
     }
 
@@ -257,7 +255,7 @@ impl EngineThread {
 
     /// Wait for the step in flight and take it in.
     fn end(&mut self) -> Result<(), String> {
-        let Flight { plan, began_ns } = self.flying.pop_front().expect("a step is in flight");
+        let plan = self.flying.pop_front().expect("a step is in flight");
         let (decode, prefill) = (plan.n_decode_tokens, plan.n_tokens - plan.n_decode_tokens);
         let sequence = plan.sequence;
         let mut turn = self.device.wait();
@@ -268,9 +266,6 @@ impl EngineThread {
             turn = self.device.wait();
         }
         let now_ns = turn.ended_ns;
-        // A step behind another one waited for that.
-        let took_ns = now_ns - began_ns.max(self.landed_ns);
-        self.landed_ns = now_ns;
         let mut turn = match &turn.outcome {
             Ok(()) => self.take_in(now_ns, plan, turn),
             Err(_) => turn,
@@ -297,11 +292,13 @@ impl EngineThread {
         }
         let next_began_ns = if self.flying.is_empty() { 0 } else { now_ns.max(1) };
         self.shared.step_began_ns.store(next_began_ns, Ordering::Release);
+        let free_ns = self.shared.now_ns();
+        let took_ns = free_ns - std::mem::replace(&mut self.free_ns, free_ns);
         self.budget.observe(decode, prefill, took_ns);
         // Of the step just taken in, some may have ended: nobody is protected who is gone.
         self.state.set_step_tokens(self.budget.tokens(self.state.n_decoding()));
         if is_ok {
-            self.shared.steps.ended(sequence, self.shared.now_ns());
+            self.shared.steps.ended(sequence, free_ns);
         }
         self.reporter.step(decode, took_ns);
         Ok(())

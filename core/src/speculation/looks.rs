@@ -13,7 +13,7 @@
 
 use super::{
     ledger::Ledger,
-    width::{BELIEVED, Record, StepCost},
+    width::{Record, StepCost},
 };
 
 /// Times its expected cost that a step may count: a machine that was busy with something else is nobody's loss.
@@ -49,9 +49,9 @@ impl Looks {
     pub fn checked(&mut self, rows: u32, tokens: u32, checked: Checked, ns: u64, cost: &StepCost) {
         self.record.observe_many(checked.tried, checked.accepted);
         let plain_ns = cost.ns(rows).filter(|_| tokens > rows);
-        // Of a width that was never measured before, this step is all that is known: no token is much dearer than a plain one.
-        let linear_ns = plain_ns.map_or(f64::INFINITY, |ns| BELIEVED * ns * f64::from(tokens) / f64::from(rows));
-        let most_ns = cost.ns(tokens).map_or(f64::INFINITY, |ns| DISTURBED * ns).min(linear_ns);
+        // Of a width that was never measured before, this step is all that is known.
+        let first_ns = if plain_ns.is_some() { cost.most_ns(tokens) } else { f64::INFINITY };
+        let most_ns = cost.ns(tokens).map_or(f64::INFINITY, |ns| DISTURBED * ns).min(first_ns);
         let without_ns = plain_ns.map(|plain_ns| plain_ns / f64::from(rows) * checked.generated as f64);
         self.ledger.turn((ns as f64).min(most_ns), without_ns);
     }

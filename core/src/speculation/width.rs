@@ -27,7 +27,7 @@ pub(crate) const COSTS: usize = 2 * GUESSES_MAX as usize;
 /// Weight of the newest observation.
 const NEWEST: f64 = 0.2;
 /// Times the known cost that an observation may be.
-pub(super) const BELIEVED: f64 = 1.5;
+const BELIEVED: f64 = 1.5;
 /// Observations of which the least counts.
 const FIRST: u8 = 4;
 /// Steps between tries, after the first and after many.
@@ -122,6 +122,11 @@ impl StepCost {
     fn most(&self, at: usize) -> f64 {
         let below = self.cost.iter().enumerate().take(at).rev().find(|(_, cost)| **cost > 0.0);
         below.map_or(f64::INFINITY, |(n, cost)| BELIEVED * cost * at as f64 / n as f64)
+    }
+
+    /// The same in nanoseconds.
+    pub(super) fn most_ns(&self, tokens: u32) -> f64 {
+        self.level * self.most(tokens as usize)
     }
 
     /// Whether guesses beside `rows` tokens can be held against a step without any: with a forecast, that is measured first. Without

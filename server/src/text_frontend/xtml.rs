@@ -131,8 +131,7 @@ pub(super) fn encode(
         },
     );
     let kimi::XtmlPrompt { ids, shared } = encoded.map_err(failed)?;
-    let boundaries = (shared > 0).then_some(shared as u32).into_iter().collect();
-    Ok(EncodedPrompt { ids, boundaries, in_reasoning: thinking && chat.add_generation_prompt })
+    Ok(EncodedPrompt::sharing(ids, shared, thinking && chat.add_generation_prompt))
 }
 
 #[cfg(test)]

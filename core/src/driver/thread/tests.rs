@@ -1,6 +1,10 @@
 //! The engine thread on a device that does what a test says.
 
-use std::sync::{Arc, Condvar, Mutex};
+use std::{
+    sync::{Arc, Condvar, Mutex},
+    thread::sleep,
+    time::Duration,
+};
 
 use tokenspeed_backend_api::backend::Load;
 
@@ -31,6 +35,8 @@ struct Switches {
     n_asked: u32,
     /// Tokens of the steps so far.
     n_tokens: Vec<u32>,
+    /// What the host takes for a step once the device is done.
+    sampling: Duration,
 }
 
 /// Says token 7 for ever.
@@ -61,6 +67,7 @@ impl StepRunner for Device {
     }
 
     fn logits(&self, _: Pass) -> &[f32] {
+        sleep(self.switches.0.lock().unwrap().sampling);
         &self.logits
     }
 
@@ -162,4 +169,23 @@ fn a_device_that_fails_to_answer_ends_the_engine() {
     device.switch(|switches| switches.forecast = Some(Err("out of order".into())));
     let engine = engine(&device);
     assert!(engine.health().unwrap_err().contains("out of order"));
+}
+
+/// A target below what the host alone takes leaves prompts the least there is, however quick the device.
+#[test]
+fn a_step_takes_what_the_host_takes_too() {
+    let device = Device::default();
+    device.switch(|switches| switches.sampling = Duration::from_millis(4));
+    let mut config = EngineConfig::paged(400, PAGE, 1 + 100, VOCAB);
+    (config.max_num_seqs, config.table_rows, config.max_batch_tokens, config.chunked_prefill_size) = (3, 3, 64, 64);
+    let driver = DriverConfig { step_time_target_ms: Some(2.0), ..DriverConfig::default() };
+    let engine = EngineHandle::start(config, driver, Box::new(device.clone())).expect("sound");
+    let mut decoding = engine.submit(ask(1, 4, 60)).expect("taken");
+    assert!(decoding.blocking_next().is_some());
+    let mut prompt = engine.submit(ask(2, 200, 1)).expect("taken");
+    assert!(matches!(std::iter::from_fn(|| prompt.blocking_next()).last(), Some(Event::Finished { .. })));
+    assert!(matches!(std::iter::from_fn(|| decoding.blocking_next()).last(), Some(Event::Finished { .. })));
+    let steps = &device.switches.0.lock().unwrap().n_tokens;
+    let widest = steps[1..].iter().max();
+    assert_eq!(widest, Some(&(1 + PAGE)), "beside a decoding token: {steps:?}");
 }

@@ -27,6 +27,7 @@ impl EngineThread {
             return Ok(());
         }
         let began_ns = self.shared.now_ns();
+        self.free_ns = began_ns;
         let most = self.state.config().max_num_seqs;
         for n in GROUPS.into_iter().filter(|n| *n <= most) {
             let ids: Vec<RequestId> = (0..n).filter_map(|i| self.submit_made_up(n + i)).collect();
