@@ -11,14 +11,7 @@
 //! constant per launch is the emulator's assumption (`emulator/src/machine/timing.rs`), so that the two do not contradict each
 //! other. Rejected: that model itself; it needs the counts of an emulated run.
 
-use tokenspeed_backend_api::{
-    dtype::DType,
-    graph::Vary,
-    op::OpKind,
-    record::OpRecord,
-    sdk::Load,
-    tensor::Tensor,
-};
+use tokenspeed_backend_api::{dtype::DType, graph::Vary, op::OpKind, record::OpRecord, sdk::Load, tensor::Tensor};
 
 use crate::settings::{Precision, Settings};
 
