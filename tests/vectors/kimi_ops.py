@@ -345,26 +345,32 @@ for snapshots, later in ((1, 1), (3, 2)):
     assert np.abs((w[..., None] * V).sum(0) / w.sum(0)[:, None] - y).max() < 1e-5
 
 # ---- kda_mix ----
-heads, dim = 2, 4
-channels = heads * dim
-for bound, frozen in [(-5.0, 0), (None, 1)]:
+def kda_mix(bound, frozen, low):
+    """A case; with `low`, f is of that width and projected inside."""
+    heads, dim = 2, 4
+    channels = heads * dim
     step_ = step(STATES)
     n = len(step_["tokens"])
-    raw, f, b, gate = [values(n, channels) for _ in range(3)], values(n, channels), values(n, heads), values(n, channels)
+    raw, f, b, gate = [values(n, channels) for _ in range(3)], values(n, low or channels), values(n, heads), values(n, channels)
     ws, a_log, dt_bias, norm = [values(channels, 4) for _ in range(3)], values(heads, top=64), values(channels), values(dim)
     window, state = values(6, 3, 3 * channels), values(6, heads, dim, dim, top=64)
+    projection = [values(channels, low)] if low else []
     convolved = [short_conv(x, w, window[..., i * channels : (i + 1) * channels], step_) for i, (x, w) in enumerate(zip(raw, ws))]
     q, k, v = (f32(y).reshape(-1, heads, dim) for y, _ in convolved)
     q, k = f32(l2norm(q, 1e-6, dim**-0.5)), f32(l2norm(k, 1e-6, 1.0))
-    g, beta = f32(kda_gate(f.reshape(-1, heads, dim), a_log, dt_bias, bound)), f32(sigmoid(b))
+    decays = (f32(f @ projection[0].T) if low else f).reshape(-1, heads, dim)
+    g, beta = f32(kda_gate(decays, a_log, dt_bias, bound)), f32(sigmoid(b))
     o, after = kda(q, k, v, g, beta, state, step_)
     y = f32(rms(f32(o), 1e-5) * norm) * f32(sigmoid(gate)).reshape(-1, heads, dim)
     operands = [T(name, x) for name, x in zip(("q", "k", "v", "f", "b", "gate"), raw + [f, b, gate])]
     operands += [tensor(name, w) for name, w in zip(("wq", "wk", "wv", "A_log", "dt_bias", "norm"), ws + [a_log, dt_bias, norm])]
-    operands += [tensor("window", window), tensor("S", state)]
+    operands += [tensor("window", window), tensor("S", state)] + [tensor("wf", w) for w in projection]
     moved = [] if frozen else [(12, tensor("window", np.concatenate([w for _, w in convolved], -1))), (13, tensor("S", after))]
-    case("kda_mix", f"bound {bound} frozen {frozen}", step_, operands, moved + [(14, T("y", y))], [int(bound is not None), frozen],
-         [bound or 0.0, 1e-6, dim**-0.5, 1e-5])
+    case("kda_mix", f"bound {bound} frozen {frozen}" + (f" low {low}" if low else ""), step_, operands,
+         moved + [(len(operands), T("y", y))], [int(bound is not None), frozen] + ([1] if low else []), [bound or 0.0, 1e-6, dim**-0.5, 1e-5])
+
+kda_mix(-5.0, 0, None)
+kda_mix(None, 1, None)
 
 # ---- moe_input, moe_output ----
 for linear, residual in [(25.0, 1), (0.0, 0)]:
@@ -399,6 +405,9 @@ for t, token in enumerate(step_["tokens"]):
 y = f32(np.einsum("thr,hvr->thv", mixed, per_head[:, nope:])) * f32(sigmoid(gate))
 operands = [T("q", q), tensor("w", w), tensor("cache", cache), tensor("table", table, "u32"), T("gate", gate)]
 case("mla_mix", "two rows", step_, operands, [(5, T("y", y))], [0, rope], [0.5])
+
+# Behind all others, whose numbers it would change.
+kda_mix(-5.0, 0, 3)
 
 sys.stdout.write('{"cases":[\n')
 sys.stdout.write(",\n".join(json.dumps(c, separators=(",", ":"), allow_nan=False) for c in cases))

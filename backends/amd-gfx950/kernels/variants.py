@@ -426,10 +426,10 @@ def linear_attention():
     for w in ("f32", "bf16"):
         for keep, form in ((True, "decode"), (False, "candidates")):
             yield variant("shipped", f"kda_{form}_{w}", kda_decode.decode,
-                          [STEP] + [F32] * 12 + [PLAIN[w], F32, F32] + [I32] * 11 + [FLOAT] * 4, {"KEEP": keep},
+                          [STEP] + [F32] * 12 + [PLAIN[w], F32, BF16, F32] + [I32] * 13 + [FLOAT] * 4, {"KEEP": keep},
                           ["requests", "H", "1"],
-                          ["q", "k", "v", "f", "gate", "wq", "wk", "wv", "dt_bias", "norm", "window", "state", "y", "ldq", "ldk", "ldv",
-                           "ldf", "ldg", "ldw", "lds", "ldy"], num_stages=1, **EXACTLY)
+                          ["q", "k", "v", "f", "gate", "wq", "wk", "wv", "dt_bias", "norm", "window", "state", "wf", "y", "ldq", "ldk",
+                           "ldv", "ldf", "ldg", "ldw", "lds", "ldwf", "ldy"], num_stages=1, **EXACTLY)
     # A layer whose program can hold a chunk, in three launches per slab; heads of Kimi's size, bf16 factors.
     for w in ("f32", "bf16"):
         scratch = ["ws_w", "ws_q", "ws_k", "ws_u", "ws_a", "ws_decay"]

@@ -1,9 +1,13 @@
 //! Give every value and workspace a place in the activations arena, reusing memory by lifetime.
+//!
+//! What a product reads lives through an addition right behind it: a backend may do both in one launch, where the sum must not lie on
+//! rows that are still read. Whether it did would else depend on what else the plan had to place.
 
 use super::{Capacity, expand::ResolvedOp, operand};
 use tokenspeed_backend_api::{
     abi::TS_BIND_ACTIVATIONS,
     graph::{Graph, Ref},
+    op::OpKind,
 };
 
 /// A value's memory: `[offset, offset + bytes)` while ops `first..=last` run.
@@ -22,6 +26,12 @@ pub(super) fn place_values(graph: &Graph, capacity: &Capacity, alignment: u64, o
             if let Ref::Value(v) = r {
                 last[*v] = index;
             }
+        }
+    }
+    for (index, pair) in ops.windows(2).enumerate() {
+        let is_sum = (pair[0].desc.kind, pair[1].desc.kind) == (OpKind::Gemm, OpKind::Add);
+        if let (true, Ref::Value(rows)) = (is_sum, pair[0].operands[0]) {
+            last[rows] = last[rows].max(index + 1);
         }
     }
     let mut offsets: Vec<Option<u64>> = vec![None; graph.values.len()];

@@ -1,7 +1,7 @@
 //! Kimi Delta Attention: a gated delta rule behind a short convolution, with constant memory per sequence.
 //!
-//! Between its projections a layer is one op, `kda_mix`: a backend that has it in one kernel keeps a head's state in registers,
-//! all others expand it. Verify passes record the inputs of the recurrence instead of advancing it; the replay pass
+//! Between its projections a layer is one op, `kda_mix`, the decay's second projection included: a backend that has it in one kernel
+//! keeps a head's state in registers, all others expand it. Verify passes record the inputs of the recurrence instead of advancing it; the replay pass
 //! advances it over the accepted ones.
 
 use super::{
@@ -82,7 +82,7 @@ pub(super) fn attention(b: &mut Builder<'_>, x: Ref, name: &str, nth: usize) -> 
     }
 
     let conv = conv_weights(b, name);
-    let f = b.linear(low, &format!("{name}.f_b_proj"), &shape, head_dim);
+    let wf = b.matrix(&format!("{name}.f_b_proj.weight"), channels, head_dim);
     let (a_log, dt_bias) =
         (b.small(&format!("{name}.A_log"), &[heads]), b.small(&format!("{name}.dt_bias"), &[channels]));
     let gates = match full_rank_output_gate {
@@ -92,9 +92,10 @@ pub(super) fn attention(b: &mut Builder<'_>, x: Ref, name: &str, nth: usize) -> 
     let norm = b.small(&format!("{name}.o_norm.weight"), &[head_dim]);
     let y = b.value(&format!("{name}.mix"), &shape);
     let (bounded, bound) = gate_attrs(gate);
-    let mix = attrs(&[bounded, verify.into()], &[bound, L2_EPS, 1.0 / (head_dim as f64).sqrt(), b.config.rms_norm_eps]);
-    let inputs = [&raw[..], &[f, beta_logits, gates], &conv, &[a_log, dt_bias, norm]].concat();
-    let operands = [&inputs[..], &[cache.window, cache.state, y]].concat();
+    let mix =
+        attrs(&[bounded, verify.into(), 1], &[bound, L2_EPS, 1.0 / (head_dim as f64).sqrt(), b.config.rms_norm_eps]);
+    let inputs = [&raw[..], &[low, beta_logits, gates], &conv, &[a_log, dt_bias, norm]].concat();
+    let operands = [&inputs[..], &[cache.window, cache.state, wf, y]].concat();
     b.graph.push(OpKind::KdaMix, mix, &operands, format!("{name}.mix"));
     b.linear(y, &format!("{name}.o_proj"), &[hidden], channels)
 }

@@ -61,7 +61,7 @@ impl<'a> Host<'a> {
             .into_iter()
             .flat_map(|op| match (self.mode, catalogue::entry(op.kind).decompose) {
                 (Mode::Exact, _) => catalogue::basic(op, graph),
-                (Mode::Fused, Some(decompose)) if op.kind == OpKind::KdaMix => decompose(&op, graph),
+                (Mode::Fused, Some(_)) if op.kind == OpKind::KdaMix => in_parts(&op, graph),
                 (Mode::Fused, _) => vec![op],
             })
             .collect();
@@ -115,6 +115,13 @@ impl<'a> Host<'a> {
         let bytes = found.contents(&self.source.regions()).into_owned();
         self.weights.insert(spec.name.clone(), bytes);
     }
+}
+
+/// A `kda_mix` in its parts, the second gate projection first.
+fn in_parts(op: &GraphOp, graph: &mut Graph) -> Vec<GraphOp> {
+    let decompose = catalogue::entry(OpKind::KdaMix).decompose.expect("a fused op");
+    let parts = decompose(op, graph).into_iter();
+    parts.flat_map(|part| if part.kind == OpKind::KdaMix { in_parts(&part, graph) } else { vec![part] }).collect()
 }
 
 /// A step on its way through a graph.

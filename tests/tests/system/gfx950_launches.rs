@@ -117,7 +117,7 @@ fn launches_per_layer_of_a_decode_program() {
     let best = Settings::parse(&[]).expect("defaults");
     let fp8 = Settings::parse(&[("precision", "fp8")]).expect("an option");
     for (settings, tokens, kda, mla) in
-        [(&best, 1, 14, 19), (&best, 16, 14, 19), (&best, 64, 17, 20), (&fp8, 1, 21, 25), (&fp8, 16, 21, 26)]
+        [(&best, 1, 13, 19), (&best, 16, 13, 19), (&best, 64, 17, 20), (&fp8, 1, 20, 25), (&fp8, 16, 20, 26)]
     {
         let (layers, config) = launches(tokens, &library, settings);
         // The first layer has a dense MLP.

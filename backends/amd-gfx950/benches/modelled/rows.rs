@@ -47,19 +47,30 @@ fn row(
     Row { title, ops: [vec![make()], vec![make()]], macs, memory_bound, sample, behind: false, published }
 }
 
-/// A layer of KDA behind its input projections.
-fn kda(requests: &[(u32, usize)], frozen: bool) -> Op {
+/// A row of several ops without products that matrix units bound, run whole.
+fn bound_by_bytes(title: String, ops: [Vec<Op>; 2], published: &'static str) -> Row {
+    Row { title, ops, macs: 0.0, memory_bound: true, sample: 0, behind: false, published }
+}
+
+/// A layer of KDA behind its input projections, the decay's second among its ops: inside where it is one launch, else ahead of it.
+fn kda(requests: &[(u32, usize)], frozen: bool) -> [Vec<Op>; 2] {
+    let tokens = requests.iter().map(|r| r.1).sum::<usize>();
+    let parts = || vec![gemm(tokens, CHANNELS, DIM), kda_mix(requests, frozen, false)];
+    if frozen || tokens < 64 { [vec![kda_mix(requests, frozen, true)], parts()] } else { [parts(), parts()] }
+}
+
+/// `kda_mix`, with or without that projection.
+fn kda_mix(requests: &[(u32, usize)], frozen: bool, projects: bool) -> Op {
     let op = Op::new(OpKind::KdaMix, requests);
     let slots = requests.len() as u64 + 1;
     let started = requests.iter().filter(|r| r.0 > 0).count() as f64;
     // A state is read if there is one, and written unless candidates are only looked at.
     let moved = started + if frozen { 0.0 } else { requests.len() as f64 };
     let (state, window) = ((HEADS * DIM * DIM * 4) as f64, (3 * 3 * CHANNELS * 4) as f64);
-    op.attrs(&[1, frozen.into()], &[-5.0, 1e-6, 0.088, 1e-5])
-        .value(&[CHANNELS])
-        .value(&[CHANNELS])
-        .value(&[CHANNELS])
-        .value(&[HEADS, DIM])
+    let op = op.attrs(&[1, frozen.into(), projects.into()], &[-5.0, 1e-6, 0.088, 1e-5]);
+    let op = op.value(&[CHANNELS]).value(&[CHANNELS]).value(&[CHANNELS]);
+    let op = if projects { op.value(&[DIM]) } else { op.value(&[HEADS, DIM]) };
+    let op = op
         .value(&[HEADS])
         .value(&[CHANNELS])
         .weight(DType::F32, &[CHANNELS, 4])
@@ -69,8 +80,9 @@ fn kda(requests: &[(u32, usize)], frozen: bool) -> Op {
         .weight(DType::F32, &[CHANNELS])
         .weight(DType::F32, &[DIM])
         .part(DType::F32, &[slots, 3, 3 * CHANNELS], moved * window)
-        .part(DType::F32, &[slots, HEADS, DIM, DIM], moved * state)
-        .value(&[HEADS, DIM])
+        .part(DType::F32, &[slots, HEADS, DIM, DIM], moved * state);
+    let op = if projects { op.weight(DType::BF16, &[CHANNELS, DIM]) } else { op };
+    op.value(&[HEADS, DIM])
 }
 
 /// Absorbed attention over latent rows, pages in order.
@@ -303,16 +315,18 @@ pub fn quantised() -> Vec<Row> {
 pub fn all() -> Vec<Row> {
     let mut rows = Vec::new();
     let chunk_macs = |tokens: f64| tokens * HEADS as f64 * (4.0 * (DIM * DIM) as f64 + 3.0 * 32.0 * DIM as f64);
-    let prefill = row("KDA prefill 8,192".into(), || kda(&[(0, 8192)], false), chunk_macs(8192.0), true, 3, "1.6x");
+    let prefill =
+        row("KDA prefill 8,192".into(), || kda_mix(&[(0, 8192)], false, false), chunk_macs(8192.0), true, 3, "1.6x");
     rows.push(Row { behind: true, ..prefill });
     for batch in [1, 16, 64] {
         let requests = vec![(100, 1); batch];
-        rows.push(row(format!("KDA decode, {batch} requests"), move || kda(&requests, false), 0.0, true, 0, "1.63x"));
+        let title = format!("KDA decode, {batch} requests");
+        rows.push(bound_by_bytes(title, kda(&requests, false), "1.63x"));
     }
     for batch in [1, 16] {
         let requests = vec![(100, 4); batch];
         let title = format!("KDA verify, window 4, {batch} requests");
-        rows.push(row(title, move || kda(&requests, true), 0.0, true, 0, "1.66x"));
+        rows.push(bound_by_bytes(title, kda(&requests, true), "1.66x"));
     }
     // Per pair and head: scores over 192 values and sums over 128, before absorption.
     let attention = |pairs: f64| pairs * HEADS as f64 * 320.0;

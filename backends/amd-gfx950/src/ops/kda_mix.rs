@@ -5,6 +5,11 @@
 //! is why a program that can hold one is not decoded by the one launch: the bits of a long request would depend on who
 //! shares its step. The parts are planned by their own entries, with values between them in the workspace.
 //!
+//! The second projection of the decay is part of the one launch alone, where a work-group multiplies its head's 32 KB of weights once for
+//! 16 tokens of a request; a launch and 6 kB a token go. All else has it as a product by itself, refused here, in the same order:
+//! programs of 64 tokens and more, whose requests would each read those weights for every chunk; f32 factors, which would be another
+//! four kernels.
+//!
 //! Slabs of a long program follow from its capacity. They share one scratch, so that factors and waiting outputs stay in the memory-side
 //! cache; the state of the request that goes on from one slab to the next is handed over in f32, so slabs change no bit.
 //!
@@ -25,7 +30,7 @@ use tokenspeed_backend_api::{
 use super::{
     BoundOp, OpEntry, Operand,
     convert::format_name,
-    float, int,
+    float, gemm, int,
     kda::REQUESTS,
     kda_chunk::{self, CHUNK},
 };
@@ -51,7 +56,10 @@ const CARRIED: usize = 2;
 /// Values of [T, C] between the parts: three behind the convolution, q and k of unit length, decay, output.
 const BETWEEN: usize = 7;
 
-inventory::submit! { OpEntry { kind: OpKind::KdaMix, support, plan, pack: None } }
+/// Index of the decay's second projection.
+const WF: usize = 14;
+
+inventory::submit! { OpEntry { kind: OpKind::KdaMix, support, plan, pack: Some(gemm::expand) } }
 
 /// How an op is launched.
 #[derive(Clone, Copy, PartialEq)]
@@ -78,10 +86,22 @@ fn form(settings: &Settings, window: DType, dims: (u64, u64), capacity: usize, f
 }
 
 fn support(op: &OpDesc, settings: &Settings) -> Support {
-    let (q, taps, window, y) = (&op.operands[0], op.operands[6].dims[1], &op.operands[12], &op.operands[14]);
+    let (q, taps, window) = (&op.operands[0], op.operands[6].dims[1], &op.operands[12]);
+    let y = op.operands.last().expect("checked");
     let (tokens, heads, dim) = (q.dims[0] as usize, y.dims[1] as usize, y.dims[2]);
     let frozen = op.attrs.i[1] == 1;
     let form = form(settings, window.dtype, (dim, taps), tokens, frozen);
+    if op.attrs.i[2] == 1 {
+        let width = op.operands[WF].row_len() as u64;
+        if form != Form::Tokens || settings.exact() || width != FUSED.0 {
+            return Support::no(format!(
+                "{tokens} tokens, heads of {dim} with a gate of {width}: its projection is a product"
+            ));
+        }
+        let mut support = settings.rounded(Support::yes("kda_mix, one launch with the gate's projection"));
+        support.packs.extend(gemm::packing(op, WF, settings));
+        return support;
+    }
     if form == Form::Tokens {
         return Support::yes("kda_mix, one launch");
     }
@@ -120,7 +140,7 @@ fn state_bytes(heads: usize, dim: usize) -> usize {
 }
 
 fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
-    let [q, .., window, _, y] = op.operands else { unreachable!("checked") };
+    let [q, window, y] = [0, 12, op.operands.len() - 1].map(|i| op.operands[i]);
     let taps = op.operands[6].tensor.dims[1] as u64;
     let (dim, frozen) = (y.tensor.dims[2] as u64, op.op.attrs().i[1] == 1);
     match form(op.settings, window.tensor.dtype, (dim, taps), q.tensor.dims[0], frozen) {
@@ -132,7 +152,7 @@ fn plan(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
 
 /// Operands, strides and attributes by the names that kernels of whole layers know them by.
 fn arguments(op: &BoundOp<'_>) -> Vec<(&'static str, Argument)> {
-    let [q, k, v, f, b, gate, wq, wk, wv, a_log, dt_bias, norm, window, state, y] = op.operands else {
+    let [q, k, v, f, b, gate, wq, wk, wv, a_log, dt_bias, norm, window, state, .., y] = op.operands else {
         unreachable!("checked")
     };
     let attrs = op.op.attrs();
@@ -172,11 +192,16 @@ fn arguments(op: &BoundOp<'_>) -> Vec<(&'static str, Argument)> {
 }
 
 fn plan_tokens(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {
-    let [.., window, _, y] = op.operands else { unreachable!("checked") };
+    let [f, window, y] = [3, 12, op.operands.len() - 1].map(|i| op.operands[i]);
     let form = if op.op.attrs().i[1] == 1 { "candidates" } else { "decode" };
     let kernel = format!("kda_{form}_{}", format_name(window.tensor.dtype).expect("supported"));
     let grid = [REQUESTS, Extent::Fixed(y.tensor.dims[1] as u32), Extent::ONE];
-    Ok(plan.launch(&kernel, grid, &arguments(op))?)
+    let projects = op.op.attrs().i[2] == 1;
+    // Not read where there is no projection.
+    let (wf, ldwf) = if projects { (op.operands[WF], gemm::stored(&op.operands[WF].tensor).1) } else { (f, 0) };
+    let mut arguments = arguments(op);
+    arguments.extend([("wf", wf.pointer()), ("ldwf", int(ldwf)), ("projects", int(usize::from(projects)))]);
+    Ok(plan.launch(&kernel, grid, &arguments)?)
 }
 
 fn plan_chunks(op: &BoundOp<'_>, plan: &mut Plan<'_>) -> Result<(), Fault> {

@@ -19,6 +19,8 @@ use crate::{
 
 const DIM: u64 = 128;
 const TAPS: u64 = 4;
+/// Tokens from which on a program can hold a chunk.
+const CHUNK: usize = 64;
 
 /// Errors that pass, over the root mean square of what is right. The parts with bf16 factors have 0.039 and 0.0018.
 pub const LARGEST: f32 = 0.05;
@@ -45,6 +47,9 @@ pub struct Layer<'a> {
     /// In catalogue order.
     operands: Vec<Tensor>,
     attrs: Attrs,
+    /// What f is the product of, for layers that make it: in the op where that is one launch.
+    factors: [Tensor; 2],
+    projects: bool,
 }
 
 /// What a step leaves.
@@ -78,13 +83,23 @@ impl<'a> Layer<'a> {
         let mut past = place(Vary::Fixed, &[slots, TAPS - 1, 3 * c], 1.0);
         operands.push(place(Vary::Fixed, &[slots, heads, DIM, DIM], 1.0));
         operands.push(place(Vary::Tokens, &[tokens, heads, DIM], 0.0));
+        let wf = place(Vary::Fixed, &[c, DIM], 0.5);
         if window == DType::BF16 {
             past = bench.narrow(&past);
         }
+        let wf = bench.narrow(&wf);
+        // Numbers that a factor is rounded from.
+        let low: Vec<f32> = (0..tokens * DIM).map(|_| random.unit()).collect();
+        let low = bench.place(DType::F32, Vary::Tokens, &[tokens, DIM], Some(low.bytes()));
         operands.insert(12, past);
         bench.load();
         let attrs = attrs(&[gate.bounded, 0], &[-5.0, 1e-6, 1.0 / (DIM as f64).sqrt(), 1e-5]);
-        Self { bench, operands, attrs }
+        Self { bench, operands, attrs, factors: [low, wf], projects: false }
+    }
+
+    /// The same with the gate's projection.
+    pub fn projecting(self) -> Self {
+        Self { projects: true, ..self }
     }
 
     /// Runs tokens of the layer, from `from` on, as a step of these requests.
@@ -92,9 +107,19 @@ impl<'a> Layer<'a> {
         let step = step_of(requests);
         let to = from + step.tokens.len();
         let part = |(i, x): (usize, &Tensor)| if i < 6 || i == 14 { rows(x, from, to) } else { *x };
-        let operands: Vec<Tensor> = self.operands.iter().enumerate().map(part).collect();
-        let (y, state, window) = (operands[14], operands[13], operands[12]);
-        self.bench.run_step(&step, &[(OpKind::KdaMix, operands, self.attrs)]);
+        let mut operands: Vec<Tensor> = self.operands.iter().enumerate().map(part).collect();
+        let (f, y, state, window) = (operands[3], operands[14], operands[13], operands[12]);
+        let (mut ops, mut attrs) = (Vec::new(), self.attrs);
+        let [low, wf] = [rows(&self.factors[0], from, to), self.factors[1]];
+        if self.projects && to - from < CHUNK {
+            operands[3] = low;
+            operands.insert(14, wf);
+            attrs.i[2] = 1;
+        } else if self.projects {
+            ops.push((OpKind::Gemm, vec![low, wf, f], Attrs::default()));
+        }
+        ops.push((OpKind::KdaMix, operands, attrs));
+        self.bench.run_step(&step, &ops);
         Left { y: f32s(&self.bench.read(&y)), state: self.bench.read(&state), window: self.bench.read(&window) }
     }
 
@@ -173,7 +198,7 @@ fn single_tokens_have_the_bits_of_one_launch() {
     configure(emulator(), true, 2);
     // 66 requests make a program that can hold a chunk, one does not.
     let many: Vec<Request> = (0..66).map(|i| (i % 5, 1, i + 1, i + 1)).collect();
-    let layer = || Layer::new(&device, 2, 66, 67, DType::BF16, BOUNDED);
+    let layer = || Layer::new(&device, 2, 66, 67, DType::BF16, BOUNDED).projecting();
     let together = layer().step(0, &many);
     let mut alone = layer();
     for i in [0, 1, 33, 65] {
@@ -185,8 +210,14 @@ fn single_tokens_have_the_bits_of_one_launch() {
             assert!(one[(i + 1) * slot..][..slot] == all[(i + 1) * slot..][..slot], "slot {} has other bits", i + 1);
         }
     }
+    // More of a request than a product's tile has.
+    let layer = || Layer::new(&device, 1, 83, 3, DType::F32, STRONG).projecting();
+    let together = layer().step(0, &[(0, 19, 0, 1), (9, 64, 0, 0)]);
+    let alone = layer().step(0, &[(0, 19, 0, 1)]);
+    assert!(together.y[..alone.y.len()] == alone.y[..], "19 tokens have other bits");
+    assert!(together.state == alone.state && together.window == alone.window, "19 tokens leave another state");
     // Ahead of a chunk and behind it.
-    let layer = || Layer::new(&device, 1, 68, 3, DType::F32, BOUNDED);
+    let layer = || Layer::new(&device, 1, 68, 3, DType::F32, BOUNDED).projecting();
     let whole = layer().step(0, &[(62, 68, 1, 1)]);
     let mut cut = layer();
     let parts = [(0, (62, 2, 1, 1)), (2, (64, 64, 1, 1)), (66, (128, 2, 1, 1))].map(|(from, r)| cut.step(from, &[r]));

@@ -258,12 +258,16 @@ fn agree(options: &[(&str, &str)], kept: DType, heads: u64, dim: u64, gate_width
         bench.run(row(i, 1, 1, 1), &layer(i, i + 1, false, stepped));
     }
     // The same tokens as one op, in one slot and in verification of another.
+    let whole = options.is_empty() && (dim, gate_width) == (128, 128);
     let mix = |from: usize, to: usize, verify: bool, y: Tensor| {
         let part = |x: &Tensor| rows(x, from, to);
-        let streams = [&inputs[0], &inputs[1], &inputs[2], &f, &inputs[4], &gates].map(part);
+        // The gate's projection is inside where it can be.
+        let f = if whole { &inputs[3] } else { &f };
+        let streams = [&inputs[0], &inputs[1], &inputs[2], f, &inputs[4], &gates].map(part);
         let weights = [taps[0], taps[1], taps[2], a_log, dt_bias, norm, window, state];
-        let operands = [&streams[..], &weights, &[part(&y)]].concat();
-        (OpKind::KdaMix, operands, attrs(&[gate.0, verify.into()], &[gate.1, eps, scale, 1e-5]))
+        let own = if whole { vec![wf, part(&y)] } else { vec![part(&y)] };
+        let operands = [&streams[..], &weights, &own].concat();
+        (OpKind::KdaMix, operands, attrs(&[gate.0, verify.into(), whole.into()], &[gate.1, eps, scale, 1e-5]))
     };
     let normed = vec![rows(&stepped, 0, ACCEPTED), rows(&gates, 0, ACCEPTED), norm, rows(&gated, 0, ACCEPTED)];
     let mut ops = vec![(OpKind::GatedRmsNorm, normed, attrs(&[], &[1e-5]))];
@@ -302,8 +306,8 @@ fn agree(options: &[(&str, &str)], kept: DType, heads: u64, dim: u64, gate_width
         let mut last = layer(ACCEPTED, CANDIDATES, false, stepped);
         let normed = [&stepped, &gates, &gated].map(|x| rows(x, ACCEPTED, CANDIDATES));
         last.push((OpKind::GatedRmsNorm, vec![normed[0], normed[1], norm, normed[2]], attrs(&[], &[1e-5])));
-        // The projection is neither's.
-        last.retain(|op| op.0 != OpKind::Gemm);
+        // The projection is neither's, or both's.
+        last.retain(|op| whole || op.0 != OpKind::Gemm);
         let mut traffic = |ops: &[_], slot| {
             counters(emulator());
             bench.run(row(ACCEPTED, 1, slot, slot), ops);
@@ -312,8 +316,9 @@ fn agree(options: &[(&str, &str)], kept: DType, heads: u64, dim: u64, gate_width
         };
         let parts = traffic(&last, 1);
         let one = traffic(&[mix(ACCEPTED, CANDIDATES, false, fused)], 4);
-        // State and window there and back; q, k, v, f, gate and y; taps, bias and norm.
-        let floor = heads * dim * (4 * (2 * dim + 6 + 12 + 2) + 2 * 9 * kept.block_bytes() as u64);
+        // State and window there and back; q, k, v, gate and y; taps, bias and norm; f, or what makes it.
+        let floor = heads * dim * (4 * (2 * dim + 5 + 12 + 2) + 2 * 9 * kept.block_bytes() as u64);
+        let floor = floor + if whole { gate_width * (2 * heads * dim + 4) } else { 4 * heads * dim };
         eprintln!(
             "a token of {heads} heads: floor {floor} bytes, parts {parts:?}, fused {one:?} bytes and instructions"
         );
