@@ -6,7 +6,9 @@ of `gemm.multiply`. Where a product is narrow (fewer tiles than compute units) t
 bytes: with these few, bytes do.
 
 `several` makes the products of one input with up to six weights, which stay where they are: a tile belongs to one of them. Each alone
-would have too few tiles to draw on all of the memory. `linear` adds a bias, or brings the residual stream forward.
+would have too few tiles to draw on all of the memory. `linear` adds a bias, or brings the residual stream forward. `gate_up` makes two
+products and what a gated activation makes of them: rows of both weights alternate in a tile, so that both sides of a value meet
+in one lane, and there are as many tiles as of two products side by side.
 
 Rows, columns and steps outside are masked: nothing is fetched, and the hardware returns zeros.
 """
@@ -15,6 +17,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.amd import cdna4, hint
 
+from elementwise import sigmoid, situ
 from parts import of, place
 
 # Values of K per step.
@@ -29,43 +32,77 @@ def mfma_of(warps):
 
 
 @gluon.jit
-def fetch(x, w, ox, ow, mine, there, kx, kw, at, K):
+def fetch(x, w, v, ox, ow, ov, mine, there, those, kx, kw, at, K, PAIR: gl.constexpr):
     """Rows and weights of the step `at`; nothing behind the last."""
-    return (cdna4.buffer_load(x, ox + at * STEP, mask=mine & (kx + at * STEP < K)[None, :]),
-            cdna4.buffer_load(w, ow + at * STEP, mask=there & (kw + at * STEP < K)[:, None], cache=".cg"))
+    inside = (kw + at * STEP < K)[:, None]
+    rows = cdna4.buffer_load(x, ox + at * STEP, mask=mine & (kx + at * STEP < K)[None, :])
+    held = (rows, cdna4.buffer_load(w, ow + at * STEP, mask=there & inside, cache=".cg"))
+    if PAIR:
+        held = held + (cdna4.buffer_load(v, ov + at * STEP, mask=those & inside, cache=".cg"), )
+    return held
+
+
+@gluon.jit
+def weights(held, PAIR: gl.constexpr):
+    """Weights of a step; of a pair, each has zeros where the other one has columns."""
+    if PAIR:
+        return (held[1].to(gl.int16, bitcast=True) | held[2].to(gl.int16, bitcast=True)).to(gl.bfloat16, bitcast=True)
+    else:
+        return held[1]
+
+
+@gluon.jit
+def sums(x, w, ow, there, v, ov, those, rows, M, K, ldx, PAIR: gl.constexpr, RING: gl.constexpr):
+    """Sums of 16 rows from `rows` on and 16 columns a wave, those that are `there` of weights w at offsets `ow`, with PAIR also
+    `those` of v."""
+    mfma: gl.constexpr = mfma_of(gl.num_warps())
+    left: gl.constexpr = gl.DotOperandLayout(0, mfma, 8)
+    right: gl.constexpr = gl.DotOperandLayout(1, mfma, 8)
+    r = gl.arange(0, TILE, layout=gl.SliceLayout(1, left))
+    kx = gl.arange(0, STEP, layout=gl.SliceLayout(0, left))
+    kw = gl.arange(0, STEP, layout=gl.SliceLayout(1, right))
+    px = x + rows.to(gl.int64) * ldx
+    ox = r[:, None] * ldx + kx[None, :]
+    ow = ow[None, :] + kw[:, None]
+    ov = ov[None, :] + kw[:, None]
+    mine = (rows + r < M)[:, None]
+    there = there[None, :]
+    those = those[None, :]
+    ring = ()
+    for j in gl.static_range(RING):
+        ring = ring + (fetch(px, w, v, ox, ow, ov, mine, there, those, kx, kw, j, K, PAIR), )
+        hint.sched_barrier()
+    acc = gl.zeros([TILE, TILE * gl.num_warps()], gl.float32, mfma)
+    for start in range(0, K, RING * STEP):
+        fresh = ()
+        for j in gl.static_range(RING):
+            acc = cdna4.mfma(ring[j][0].to(gl.bfloat16), weights(ring[j], PAIR), acc)
+            hint.sched_barrier()
+            fresh = fresh + (fetch(px, w, v, ox, ow, ov, mine, there, those, kx, kw, start // STEP + j + RING, K, PAIR), )
+            hint.sched_barrier()
+        ring = fresh
+    return acc
 
 
 @gluon.jit
 def product(x, w, rows, first, M, N, K, ldx, ldw, RING: gl.constexpr):
     """Sums of 16 rows from `rows` on and 16 columns a wave from `first` on."""
-    mfma: gl.constexpr = mfma_of(gl.num_warps())
-    left: gl.constexpr = gl.DotOperandLayout(0, mfma, 8)
-    right: gl.constexpr = gl.DotOperandLayout(1, mfma, 8)
-    r = gl.arange(0, TILE, layout=gl.SliceLayout(1, left))
-    columns: gl.constexpr = TILE * gl.num_warps()
-    n = gl.arange(0, columns, layout=gl.SliceLayout(0, right))
-    kx = gl.arange(0, STEP, layout=gl.SliceLayout(0, left))
-    kw = gl.arange(0, STEP, layout=gl.SliceLayout(1, right))
-    px = x + rows.to(gl.int64) * ldx
-    pw = w + first.to(gl.int64) * ldw
-    ox = r[:, None] * ldx + kx[None, :]
-    ow = n[None, :] * ldw + kw[:, None]
-    mine = (rows + r < M)[:, None]
-    there = (first + n < N)[None, :]
-    ring = ()
-    for j in gl.static_range(RING):
-        ring = ring + fetch(px, pw, ox, ow, mine, there, kx, kw, j, K)
-        hint.sched_barrier()
-    acc = gl.zeros([TILE, columns], gl.float32, mfma)
-    for start in range(0, K, RING * STEP):
-        fresh = ()
-        for j in gl.static_range(RING):
-            acc = cdna4.mfma(ring[2 * j].to(gl.bfloat16), ring[2 * j + 1], acc)
-            hint.sched_barrier()
-            fresh = fresh + fetch(px, pw, ox, ow, mine, there, kx, kw, start // STEP + j + RING, K)
-            hint.sched_barrier()
-        ring = fresh
-    return acc
+    right: gl.constexpr = gl.DotOperandLayout(1, mfma_of(gl.num_warps()), 8)
+    n = gl.arange(0, TILE * gl.num_warps(), layout=gl.SliceLayout(0, right))
+    there = first + n < N
+    w = w + first.to(gl.int64) * ldw
+    return sums(x, w, n * ldw, there, w, n, there, rows, M, K, ldx, False, RING)
+
+
+@gluon.jit
+def alternate(gate, up, first, N, ldg, ldu, COLUMNS: gl.constexpr):
+    """For `sums` with PAIR: of each weight the first row, offsets and which columns are its own; columns of a tile are rows of gate and
+    up in turn, from `first` on."""
+    j = gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, gl.DotOperandLayout(1, mfma_of(gl.num_warps()), 8)))
+    n = j // 2
+    inside = first + n < N
+    at = first.to(gl.int64)
+    return gate + at * ldg, n * ldg, inside & (j % 2 == 0), up + at * ldu, n * ldu, inside & (j % 2 == 1)
 
 
 @gluon.jit
@@ -117,3 +154,30 @@ def several(step, count_word, count_fixed, x, w0, w1, w2, w3, w4, w5, y0, y1, y2
         first = (tile - start) * TILE
         acc = product(x, w, rows, first, M, N, K, ldx, ldw, RING)
         finish(acc, y, y, y, y, rows, first, M, N, ldy, ldy, ldy, 0, 0, 1)
+
+
+@gluon.jit
+def activate(acc, gates, ups, h, rows, first, M, N, lda, ldb, ldh, beta, linear, silu, keep_gates, keep_ups):
+    """Stores what silu(gate) up, where `silu` is 1, or else situ(gate, up) makes of sums whose columns are gate and up in turn; and
+    sums themselves where they are to be kept."""
+    a, b = gl.split(gl.reshape(acc, [acc.shape[0], acc.shape[1] // 2, 2]))
+    finish(a, gates, gates, gates, gates, rows, first, M, N, lda, lda, lda, 0, 0, keep_gates)
+    finish(b, ups, ups, ups, ups, rows, first, M, N, ldb, ldb, ldb, 0, 0, keep_ups)
+    if silu == 1:
+        finish(a * sigmoid(a) * b, h, h, h, h, rows, first, M, N, ldh, ldh, ldh, 0, 0, 1)
+    else:
+        finish(situ(a, b, beta, linear), h, h, h, h, rows, first, M, N, ldh, ldh, ldh, 0, 0, 1)
+
+
+@gluon.jit
+def gate_up(step, count_word, count_fixed, x, gate, up, gates, ups, h, N, K, ldx, ldg, ldu, lda, ldb, ldh, beta, linear, silu, keep_gates,
+            keep_ups, RING: gl.constexpr):
+    """gates[M, N] = x[M, K] . gate[N, K]^T, ups = x . up^T and h of both, as `activate` is told; grid (ceil(rows / 16), ceil(2 N / 16)),
+    a wave each. The rest is as for `linear`."""
+    M = gl.where(count_word == 0, count_fixed, gl.load(step + count_word))
+    rows = gl.program_id(0) * TILE
+    if rows < M:
+        first = gl.program_id(1) * (TILE // 2)
+        w, ow, there, v, ov, those = alternate(gate, up, first, N, ldg, ldu, TILE)
+        acc = sums(x, w, ow, there, v, ov, those, rows, M, K, ldx, True, RING)
+        activate(acc, gates, ups, h, rows, first, M, N, lda, ldb, ldh, beta, linear, silu, keep_gates, keep_ups)

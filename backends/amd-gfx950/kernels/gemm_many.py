@@ -1,4 +1,5 @@
-"""Products of more than 16 rows with bf16 weights, and the way into and out of experts with such: the bits of `gemm.linear` and `moe_edges`.
+"""Products of more than 16 rows with bf16 weights, gate and up with their activation, and the way into and out of experts with such: the bits of
+`gemm.linear`, `elementwise` and `moe_edges`.
 
 As in `gemm_few`, a wave takes its columns of weights from memory in the registers in which the matrix instruction wants them, RING
 steps ahead. Rows, which all waves of a work-group want, come as far ahead, in whole lines, and are rounded on their way into one of two LDS
@@ -25,7 +26,7 @@ from triton.experimental.gluon.language.amd import cdna4, hint, slice
 import tree
 from elementwise import situ
 from experts_mxfp4 import DIES
-from gemm_few import STEP, finish, mfma_of
+from gemm_few import STEP, activate, alternate, finish, mfma_of
 from parts import of, place
 
 # Rows of tiles that go round in bands.
@@ -221,6 +222,20 @@ def several(step, count_word, count_fixed, x, w0, w1, w2, w3, w4, w5, y0, y1, y2
         ldy = of(tile, e0, e1, e2, e3, e4, ly0, ly1, ly2, ly3, ly4, ly5)
         acc = product(x, w, tm * BM, first, M, N, K, ldx, ldw, BM, BN, RING)
         leave(acc, y, y, y, y, tm * BM, first, M, N, ldy, ldy, ldy, 0, 0, 1)
+
+
+@gluon.jit
+def gate_up(step, count_word, count_fixed, x, gate, up, gates, ups, h, N, K, ldx, ldg, ldu, lda, ldb, ldh, beta, linear, silu, keep_gates,
+            keep_ups, BM: gl.constexpr, BN: gl.constexpr, RING: gl.constexpr):
+    """`gemm_few.gate_up` in such tiles; grid (ceil(rows / BM), ceil(2 N / BN) in whole eights)."""
+    M = gl.where(count_word == 0, count_fixed, gl.load(step + count_word))
+    tm, tn = tile_of(M, BM)
+    rows, first = tm * BM, tn * (BN // 2)
+    if (rows < M) & (first < N):
+        w, ow, there, v, ov, those = alternate(gate, up, first, N, ldg, ldu, BN)
+        acc = gl.zeros([BM, BN], gl.float32, mfma_of(gl.num_warps()))
+        acc, _ = sums(acc, buffers(BM), x, x, w, ow, there, v, ov, those, rows, M, K, ldx, True, False, RING)
+        activate(acc, gates, ups, h, rows, first, M, N, lda, ldb, ldh, beta, linear, silu, keep_gates, keep_ups)
 
 
 @gluon.jit

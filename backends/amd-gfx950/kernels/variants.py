@@ -245,6 +245,14 @@ def linears():
                       ["ceil(rows/BM)", rounds(bm, "ceil(N/BN)"), "1"], ["x", "w", "K", "ldx", "ldw"], warps=warps)
         yield variant("shipped", f"linear_many_several_{bm}x{bn}", gemm_many.several, parts, constants,
                       ["ceil(rows/BM)", rounds(bm, "sum(ceil(ni/BN))"), "1"], ["x", *weights, *outs, "K", "ldx"], warps=warps)
+    # Without contraction, as `binary_situ_mul`. Of programs of up to 64 tokens, two tiles do.
+    pair = [*COUNT, F32, BF16, BF16, F32, F32, F32] + [I32] * 8 + [FLOAT, FLOAT] + [I32] * 3
+    promises = ["x", "gate", "up", "gates", "ups", "h", "K", "ldx", "ldg", "ldu", "lda", "ldb", "ldh"]
+    yield variant("shipped", "gate_up_few", gemm_few.gate_up, pair, {"RING": 4}, ["ceil(rows/16)", "ceil(2*N/16)", "1"], promises,
+                  warps=1, **EXACTLY)
+    for bm, bn, ring in MANY[:2]:
+        yield variant("shipped", f"gate_up_{bm}x{bn}", gemm_many.gate_up, pair, {"BM": bm, "BN": bn, "RING": ring},
+                      ["ceil(rows/BM)", rounds(bm, "ceil(2*N/BN)"), "1"], promises, warps=bn // 16, **EXACTLY)
     for form, x, done in (("", F32, False), ("_rounded", FP8, True)):
         constants = {"ROUNDED": done, "RING": 4 if done else 3}
         yield variant("shipped", f"linear_fp8_few{form}", gemm_fp8.few, [*COUNT, x, U8, FP8, *[F32] * 4] + [I32] * 10, constants,

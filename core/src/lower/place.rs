@@ -1,7 +1,7 @@
 //! Give every value and workspace a place in the activations arena, reusing memory by lifetime.
 //!
-//! What a product reads lives through an addition right behind it: a backend may do both in one launch, where the sum must not lie on
-//! rows that are still read. Whether it did would else depend on what else the plan had to place.
+//! What a product reads lives through an addition or an activation right behind it: a backend may do both in one launch, whose result
+//! must not lie on rows that are still read. Whether it did would else depend on what else the plan had to place.
 
 use super::{Capacity, expand::ResolvedOp, operand};
 use tokenspeed_backend_api::{
@@ -29,8 +29,8 @@ pub(super) fn place_values(graph: &Graph, capacity: &Capacity, alignment: u64, o
         }
     }
     for (index, pair) in ops.windows(2).enumerate() {
-        let is_sum = (pair[0].desc.kind, pair[1].desc.kind) == (OpKind::Gemm, OpKind::Add);
-        if let (true, Ref::Value(rows)) = (is_sum, pair[0].operands[0]) {
+        let joins = matches!(pair[1].desc.kind, OpKind::Add | OpKind::SiluMul | OpKind::SituMul);
+        if let (OpKind::Gemm, true, Ref::Value(rows)) = (pair[0].desc.kind, joins, pair[0].operands[0]) {
             last[rows] = last[rows].max(index + 1);
         }
     }

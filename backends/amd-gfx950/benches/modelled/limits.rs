@@ -70,6 +70,7 @@ const LIMITS: &[Limit] = &[
     limit(&["MoE input, 64"], FEW, 0.0, [128, 4]),
     limit(&["MoE input"], 0.20, 0.0, [80, 6]),
     limit(&["MoE output"], FEW, 0.0, [144, 3]),
+    limit(&["gate, up and SiLU"], FEW, 0.0, [160, 3]),
     limit(&["GEMM", "64 tokens"], FEW, 0.0, [128, 4]),
     limit(&["GEMM head"], 0.27, 0.0, [112, 4]),
     limit(&["GEMM"], 0.20, 0.0, [112, 4]),

@@ -40,6 +40,7 @@ fn main() {
     // Formats differ only where keys and values are made.
     let expanded = rows::expanded(&rows::CACHES[1..], ", expanded");
     let rows = rows.chain(expanded.into_iter().map(|row| (row, table::EXPANDED_FACTORS)));
+    let rows = rows.chain(rows::gate_up().into_iter().map(|row| (row, table::PARTS)));
     let rows = rows.chain(rows::quantised().into_iter().map(|row| (row, table::FACTORS)));
     for (row, sets) in rows.filter(|(row, _)| wanted(&row.title)) {
         match session.measure(&row, &sets) {

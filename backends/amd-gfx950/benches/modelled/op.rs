@@ -14,6 +14,8 @@ pub struct Operand {
     pub tensor: Tensor,
     /// Contents; zeros if there are none.
     pub bytes: Option<Vec<u8>>,
+    /// Operands of one name are the same memory in the ops of a program; those without are their own.
+    pub name: &'static str,
 }
 
 /// One op.
@@ -30,6 +32,8 @@ pub struct Op {
     pub floor_bytes: f64,
     /// Other work runs between this op and the next, so its results have to be stored whoever makes them.
     pub apart: bool,
+    /// Ops behind it in one program; without any, it is launched by itself.
+    pub behind: Vec<Op>,
 }
 
 impl Op {
@@ -43,7 +47,15 @@ impl Op {
             // A state slot each, slot 0 being nobody's; in place.
             (row.state_read, row.state_write, row.state_tokens) = (i as u32 + 1, i as u32 + 1, row.computed);
         }
-        Self { kind, attrs: Attrs::default(), operands: Vec::new(), step, floor_bytes: 0.0, apart: false }
+        Self {
+            kind,
+            attrs: Attrs::default(),
+            operands: Vec::new(),
+            step,
+            floor_bytes: 0.0,
+            apart: false,
+            behind: Vec::new(),
+        }
     }
 
     /// Tokens of the step.
@@ -53,7 +65,7 @@ impl Op {
 
     fn add(&mut self, dtype: DType, vary: Vary, dims: &[u64], bytes: Option<Vec<u8>>) -> f64 {
         let tensor = Tensor::new(dtype, vary, dims);
-        self.operands.push(Operand { tensor, bytes });
+        self.operands.push(Operand { tensor, bytes, name: "" });
         tensor.bytes() as f64
     }
 
@@ -87,6 +99,27 @@ impl Op {
     /// Other work runs behind it.
     pub fn apart(self) -> Self {
         Self { apart: true, ..self }
+    }
+
+    /// Gives the last operand a name.
+    pub fn named(mut self, name: &'static str) -> Self {
+        self.operands.last_mut().expect("an operand").name = name;
+        self
+    }
+
+    /// A program of it and `next`, in which what is named alike is moved once.
+    pub fn then(mut self, next: Op) -> Self {
+        let held =
+            |o: &&Operand| !o.name.is_empty() && self.all().any(|op| op.operands.iter().any(|p| p.name == o.name));
+        let again: u64 = next.operands.iter().filter(held).map(|o| o.tensor.bytes()).sum();
+        self.floor_bytes += next.floor_bytes - again as f64;
+        self.behind.push(next);
+        self
+    }
+
+    /// All ops of its program, in order.
+    pub fn all(&self) -> impl Iterator<Item = &Op> {
+        std::iter::once(self).chain(&self.behind)
     }
 
     /// Sets attributes.

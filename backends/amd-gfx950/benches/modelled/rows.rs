@@ -274,6 +274,34 @@ fn moe_output(tokens: usize) -> [Vec<Op>; 2] {
     [vec![fused.value(&[HIDDEN]).value(&[HIDDEN])], parts]
 }
 
+/// Widths of MLPs and hidden sizes of SmolLM2-135M and Llama 3.1 8B.
+const LLAMAS: [[u64; 2]; 2] = [[1536, 576], [14_336, 4096]];
+
+/// Gate, up and SiLU of both: in one launch, and in the two of which the products share one.
+pub fn gate_up() -> Vec<Row> {
+    let row = |[n, k]: [u64; 2], tokens: usize| {
+        let product = |y| {
+            let op = Op::new(OpKind::Gemm, &[(0, tokens)]).value(&[k]).named("x");
+            op.weight(DType::BF16, &[n, k]).value(&[n]).named(y)
+        };
+        let products = || product("gate").then(product("up"));
+        let silu = || {
+            let op = Op::new(OpKind::SiluMul, &[(0, tokens)]).value(&[n]).named("gate");
+            op.value(&[n]).named("up").value(&[n])
+        };
+        Row {
+            title: format!("gate, up and SiLU 2x{n}x{k}, {tokens} token{}", if tokens > 1 { "s" } else { "" }),
+            ops: [vec![products().then(silu())], vec![products(), silu()]],
+            macs: (tokens as u64 * 2 * n * k) as f64,
+            memory_bound: true,
+            sample: 0,
+            behind: false,
+            published: "",
+        }
+    };
+    LLAMAS.into_iter().flat_map(|sizes| [1, 16, 64].map(|tokens| row(sizes, tokens))).collect()
+}
+
 /// Products whose weights are quantised at load, beside bf16 ones.
 pub fn quantised() -> Vec<Row> {
     let mut rows = Vec::new();

@@ -5,7 +5,7 @@ use std::{ffi::CString, io::Read as _, io::Seek as _, path::PathBuf};
 use tokenspeed_amd_gfx950::hip::Hip;
 use tokenspeed_backend_api::{
     abi::{TS_BIND_ACTIVATIONS, TS_BIND_CACHE, TS_BIND_OUTPUT, TS_BIND_STEP, TS_BIND_TABLES, TS_BIND_WEIGHTS},
-    backend::{ArenaKind, Backend, Bindings, Device},
+    backend::{ArenaKind, Backend, Bindings, Bucket, Device, StepBuffer},
     loader::{SearchPaths, load},
     record::OpRecord,
 };
@@ -151,47 +151,72 @@ impl Drop for Session {
     }
 }
 
-/// Runs an op once: operands in one arena of zeros, contents written where there are any.
-fn launch(device: &Device, op: &Op) -> Result<(), String> {
-    let fail = |e: tokenspeed_backend_api::backend::BackendError| format!("{}: {e}", op.kind);
+/// Runs an op once, or the program that it begins: operands in one arena of zeros, contents written where there are any.
+fn launch(device: &Device, first: &Op) -> Result<(), String> {
+    let fail = |e: tokenspeed_backend_api::backend::BackendError| format!("{}: {e}", first.kind);
     let mut at = 0;
-    let mut tensors = Vec::new();
-    for operand in &op.operands {
-        let mut tensor = operand.tensor;
-        (tensor.binding, tensor.offset) = (TS_BIND_ACTIVATIONS, at);
-        at += tensor.bytes().next_multiple_of(ALIGN);
-        tensors.push(tensor);
+    let mut named: Vec<(&str, u64)> = Vec::new();
+    let mut contents = Vec::new();
+    let mut ops = Vec::new();
+    for op in first.all() {
+        let mut tensors = Vec::new();
+        for operand in &op.operands {
+            let mut tensor = operand.tensor;
+            let known = named.iter().find(|(name, _)| !name.is_empty() && *name == operand.name);
+            (tensor.binding, tensor.offset) = (TS_BIND_ACTIVATIONS, known.map_or(at, |(_, offset)| *offset));
+            if known.is_none() {
+                named.push((operand.name, at));
+                at += tensor.bytes().next_multiple_of(ALIGN);
+            }
+            contents.extend(operand.bytes.as_ref().map(|bytes| (tensor.offset, bytes)));
+            tensors.push(tensor.to_abi());
+        }
+        ops.push((OpRecord::new(op.kind, tensors, op.attrs, "modelled"), op));
     }
-    let mut record = OpRecord::new(op.kind, tensors.iter().map(|t| t.to_abi()).collect(), op.attrs, "modelled");
-    let support = device.op_support(&record).map_err(fail)?;
-    if !support.is_supported() {
-        return Err(format!("{}: refused: {}", op.kind, support.reason));
-    }
-    (record.workspace_offset, record.workspace_bytes) = (at, support.workspace_bytes);
-    let arena = device.arena_alloc(ArenaKind::Activations, at + support.workspace_bytes.max(1)).map_err(fail)?;
-    let block = op.step.to_bytes();
-    let step = device.arena_alloc(ArenaKind::Step, block.len() as u64).map_err(fail)?;
     let mut bindings = Bindings::new();
-    bindings.bind_all(TS_BIND_STEP, &step).bind_all(TS_BIND_ACTIVATIONS, &arena);
-    for (slot, pack) in (TS_BIND_WEIGHTS..).zip(&support.packs) {
-        // Zeros in whatever form.
-        bindings.bind_all(slot, &device.arena_alloc(ArenaKind::Weights, pack.bytes).map_err(fail)?);
-        let operand = &mut record.operands[pack.operand as usize];
-        (operand.binding, operand.offset, operand.layout) = (slot, 0, pack.layout);
+    let mut records = Vec::new();
+    let mut slots = TS_BIND_WEIGHTS..;
+    for (mut record, op) in ops {
+        let support = device.op_support(&record).map_err(fail)?;
+        if !support.is_supported() {
+            return Err(format!("{}: refused: {}", op.kind, support.reason));
+        }
+        (record.workspace_offset, record.workspace_bytes) = (at, support.workspace_bytes);
+        at += support.workspace_bytes.next_multiple_of(ALIGN);
+        for pack in &support.packs {
+            let slot = slots.next().expect("no end");
+            // Zeros in whatever form.
+            bindings.bind_all(slot, &device.arena_alloc(ArenaKind::Weights, pack.bytes).map_err(fail)?);
+            let operand = &mut record.operands[pack.operand as usize];
+            (operand.binding, operand.offset, operand.layout) = (slot, 0, pack.layout);
+        }
+        records.push(record);
     }
+    let arena = device.arena_alloc(ArenaKind::Activations, at.max(1)).map_err(fail)?;
+    let block = first.step.to_bytes();
+    let step = device.arena_alloc(ArenaKind::Step, block.len() as u64).map_err(fail)?;
+    bindings.bind_all(TS_BIND_STEP, &step).bind_all(TS_BIND_ACTIVATIONS, &arena);
     for (slot, kind) in
         [(TS_BIND_TABLES, ArenaKind::Tables), (TS_BIND_CACHE, ArenaKind::Cache), (TS_BIND_OUTPUT, ArenaKind::Output)]
     {
         bindings.bind_all(slot, &device.arena_alloc(kind, 64).map_err(fail)?);
     }
     device.write(&step, 0, &block).map_err(fail)?;
-    for (tensor, operand) in tensors.iter().zip(&op.operands) {
-        if let Some(bytes) = &operand.bytes {
-            device.write(&arena, tensor.offset, bytes).map_err(fail)?;
-        }
+    for (offset, bytes) in contents {
+        device.write(&arena, offset, bytes).map_err(fail)?;
     }
     let (queue, event) = (device.queue_create().map_err(fail)?, device.event_create().map_err(fail)?);
-    device.op_launch(&queue, &record, &bindings).map_err(fail)?;
-    device.queue_signal(&queue, &event, 1).map_err(fail)?;
+    if let [record] = &records[..] {
+        device.op_launch(&queue, record, &bindings).map_err(fail)?;
+        device.queue_signal(&queue, &event, 1).map_err(fail)?;
+        return event.wait(1, TIMEOUT_NS).map_err(fail);
+    }
+    let rows = first.step.rows.len() as u32;
+    let bucket = Bucket { max_tokens: first.tokens() as u32, max_rows: rows, max_logit_rows: rows };
+    let program = device.program_prepare(&records, &bindings, bucket).map_err(fail)?;
+    let mut buffer = StepBuffer::with_capacity(block.len());
+    buffer.bytes_mut().expect("not yet lent")[..block.len()].copy_from_slice(&block);
+    buffer.set_len(block.len());
+    device.program_run(&program, &queue, &mut buffer, &event, 1).map_err(fail)?;
     event.wait(1, TIMEOUT_NS).map_err(fail)
 }

@@ -42,6 +42,8 @@ pub const KERNELS: Sets = Sets { devices: [0, 1], names: ["best", "portable"] };
 pub const FORMS: Sets = Sets { devices: [2, 0], names: ["expanded", "absorbed"] };
 /// Both factors of expanded latent attention.
 pub const EXPANDED_FACTORS: Sets = Sets { devices: [4, 2], names: ["e4m3", "bf16"] };
+/// A program that shares launches, and its parts.
+pub const PARTS: Sets = Sets { devices: [0, 0], names: ["one launch", "in parts"] };
 /// Both factors of dense products.
 pub const FACTORS: Sets = Sets { devices: [3, 0], names: ["e4m3", "bf16"] };
 

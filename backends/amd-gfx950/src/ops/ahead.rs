@@ -50,7 +50,8 @@ pub struct Ahead {
     offers: Vec<Offer>,
 }
 
-fn apart(a: &Range<u64>, b: &Range<u64>) -> bool {
+/// No byte in common.
+pub(super) fn apart(a: &Range<u64>, b: &Range<u64>) -> bool {
     a.end <= b.start || b.end <= a.start
 }
 
@@ -60,7 +61,7 @@ fn area(address: u64, rows: u32, row_bytes: usize) -> Range<u64> {
 }
 
 /// What a program reads or writes of an operand.
-fn used(op: &BoundOp<'_>, o: &Operand) -> Range<u64> {
+pub(super) fn used(op: &BoundOp<'_>, o: &Operand) -> Range<u64> {
     let all = o.address..o.address + o.tensor.bytes as u64;
     match o.tensor.vary {
         Vary::Fixed => all,

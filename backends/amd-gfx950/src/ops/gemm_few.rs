@@ -4,7 +4,8 @@
 //! A decoding step has many products of one input: q, k, v and the gates of an attention layer, gate and up of an MLP. Alone, each has
 //! too few tiles to draw on all of the memory, and costs a launch; a prompt's leave compute units idle in their last round. Neighbours in a
 //! program that read the same rows are one launch here, up to six weights at a time; a product and the addition behind it are one as well.
-//! Quantised ones share launches up to 256 tokens, with additions up to 16. Weights stay where they are, bits are those of single launches.
+//! Quantised ones share launches up to 256 tokens, with additions up to 16; gate, up and their activation do in small programs
+//! ([`gate_up`]). Weights stay where they are, bits are those of single launches.
 //!
 //! It is decided over a program's addresses, so no graph has to know of it. Rejected: an op of the catalogue for several products. Which
 //! products share an input is a matter of the model's graph, how many share a launch one of the device, and every backend would have to
@@ -12,7 +13,7 @@
 
 use tokenspeed_backend_api::{op::OpKind, sdk::Fault};
 
-use super::{BoundOp, Operand, gemm, gemm_fp8, gemm_many, int};
+use super::{BoundOp, Operand, gate_up, gemm, gemm_fp8, gemm_many, int};
 use crate::kernel::{Argument, Extent, Plan};
 
 /// Most tokens of a program: rows of a tile. Also its columns.
@@ -32,12 +33,13 @@ const TILES: usize = 256;
 
 /// A product with a kernel here.
 #[derive(Clone, Copy)]
-struct Product {
-    x: Operand,
-    w: Operand,
+pub(super) struct Product {
+    pub(super) x: Operand,
+    pub(super) w: Operand,
     bias: Option<Operand>,
-    y: Operand,
-    fp8: bool,
+    pub(super) y: Operand,
+    /// Its weights are quantised.
+    pub(super) fp8: bool,
 }
 
 /// What a launch adds its sums to.
@@ -86,7 +88,8 @@ impl Product {
         fits.then_some(Self { x, w, bias, y, fp8 })
     }
 
-    fn rows(&self) -> usize {
+    /// Rows of weights.
+    pub(super) fn rows(&self) -> usize {
         self.w.tensor.dims[0]
     }
 
@@ -96,16 +99,17 @@ impl Product {
     }
 
     /// Whether its program has kernels for 16 rows.
-    fn few(&self, op: &BoundOp<'_>) -> bool {
+    pub(super) fn few(&self, op: &BoundOp<'_>) -> bool {
         op.capacity(&self.x) as usize <= TILE
     }
 
-    fn ldw(&self) -> usize {
+    /// Values between rows of weights.
+    pub(super) fn ldw(&self) -> usize {
         gemm::stored(&self.w.tensor).1
     }
 
     /// Arguments that do not depend on how many products share a launch. e4m3 rows are where [`round`] puts them.
-    fn input(&self, op: &BoundOp<'_>) -> Vec<(&'static str, Argument)> {
+    pub(super) fn input(&self, op: &BoundOp<'_>) -> Vec<(&'static str, Argument)> {
         let [word, fixed] = self.x.count();
         let k = self.x.tensor.row_len();
         let mut arguments = vec![op.step(), word, fixed, ("K", int(k))];
@@ -145,7 +149,7 @@ impl Product {
 
 /// A launch, with one before it that rounds its rows where it wants that; none, unless its arguments keep the promises of a kernel
 /// that has no form without them.
-fn launch(
+pub(super) fn launch(
     op: &BoundOp<'_>,
     plan: &mut Plan<'_>,
     kernel: &str,
@@ -278,6 +282,9 @@ pub(super) fn together(ops: &[BoundOp<'_>], plan: &mut Plan<'_>) -> Result<usize
     let owner = &ops[run.iter().rposition(|p| p.fp8).unwrap_or(0)];
     if run.iter().any(|p| !clear(owner, &p.y)) {
         run.truncate(1);
+    }
+    if gate_up::plan(owner, plan, &run, ops.get(2))? {
+        return Ok(3);
     }
     let before = plan.launches.len();
     if run.len() > 1 {

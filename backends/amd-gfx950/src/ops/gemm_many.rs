@@ -19,6 +19,15 @@ const PRODUCTS: u64 = 2048;
 
 /// Rows and columns of a work-group's tile for so many tokens and rows of weights.
 pub(super) fn tile(tokens: u32, n: usize) -> (u32, u32) {
+    quickest(&TILES, tokens, n)
+}
+
+/// The same of tiles of 32 rows, which are all that some kernels of few tokens have.
+pub(super) fn low_tile(tokens: u32, n: usize) -> (u32, u32) {
+    quickest(&TILES[..2], tokens, n)
+}
+
+fn quickest(tiles: &[(u32, u32)], tokens: u32, n: usize) -> (u32, u32) {
     // Cycles for 64 values of K.
     let cost = |(rows, columns): (u32, u32)| {
         let groups = u64::from(tokens.div_ceil(rows)) * (n as u64).div_ceil(columns.into());
@@ -28,7 +37,7 @@ pub(super) fn tile(tokens: u32, n: usize) -> (u32, u32) {
         let group = (fetched / cache).max(64 * u64::from(rows * columns) / PRODUCTS);
         (memory.max(groups.div_ceil(UNITS) * group), groups * fetched)
     };
-    TILES.into_iter().min_by_key(|tile| cost(*tile)).expect("there are tiles")
+    tiles.iter().copied().min_by_key(|tile| cost(*tile)).expect("there are tiles")
 }
 
 /// Work-groups along a grid's columns for so many tiles of so many rows.
@@ -38,7 +47,7 @@ pub(super) fn columns(rows: u32, tiles: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::tile;
+    use super::{low_tile, tile};
 
     /// Inputs of KDA and MLA, the way out of the experts and the head of Kimi K3.
     #[test]
@@ -55,5 +64,7 @@ mod tests {
             [20, 100, 130].map(|tokens| columns.map(|n| tile(tokens, n))),
             [[(32, 64); 3], [(64, 64); 3], [(128, 256); 3]]
         );
+        // As `tests/emulated/gate_up.rs` does.
+        assert_eq!([224, 10_720].map(|n| low_tile(20, n)), [(32, 32), (32, 64)]);
     }
 }

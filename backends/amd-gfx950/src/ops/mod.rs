@@ -11,6 +11,7 @@ mod columns;
 mod convert;
 mod elementwise;
 mod experts;
+mod gate_up;
 mod gemm;
 mod gemm_few;
 mod gemm_fp8;

@@ -9,6 +9,7 @@ mod experts;
 mod fault;
 mod few;
 mod find;
+mod gate_up;
 mod gates;
 mod gemm;
 mod header;
