@@ -212,17 +212,20 @@ impl PrefixIndex {
         }
     }
 
-    /// Forget everything in host memory that continues a page.
+    /// Forget everything in host memory that continues a page. O(pages forgotten): from a page that is gone it goes on at the one
+    /// before, not at the first again.
     pub(super) fn drop_continuations(&mut self, at: u32) {
+        let mut last = at;
         loop {
-            let mut last = self.node(at).first_child;
-            if last == NONE {
-                return;
-            }
             while self.node(last).first_child != NONE {
                 last = self.node(last).first_child;
             }
+            if last == at {
+                return;
+            }
+            let before = self.node(last).parent.node().expect("it continues a page");
             self.drop_unit(last);
+            last = before;
         }
     }
 

@@ -288,3 +288,47 @@ fn what_comes_back_is_what_was_computed() {
     assert!(resumed > 100 && failed > 300 && loaded > 150 && stored > 3000, "{resumed} {failed} {loaded} {stored}");
     println!("{resumed} resumed from loads, {failed} copies failed, {loaded} pages loaded, {stored} stored");
 }
+
+/// Kind: one bad copy at the front of a million tokens. Forgetting what continues it began anew at the front for every page,
+/// which kept the engine thread busy for seconds; so would this test.
+#[test]
+fn a_long_text_behind_a_bad_copy_is_forgotten_in_one_walk() {
+    const N_PAGES: u32 = 60_000;
+    let mut memory = Memory::new(MemorySize {
+        page_tokens: PAGE_TOKENS,
+        pages: N_PAGES + 1,
+        table_rows: 1,
+        states: None,
+        prefix_cache: true,
+        secret: SECRET,
+        events: 0,
+        host: (N_PAGES, 0),
+    });
+    let copy_all = |memory: &mut Memory, is_ok: fn(u32) -> bool| {
+        let mut n_copies = 0;
+        loop {
+            memory.order_stores(usize::MAX);
+            let Some(order) = memory.next_copy() else { return n_copies };
+            let _ = memory.copied(order.id, is_ok(n_copies));
+            n_copies += 1;
+        }
+    };
+    let tokens: Vec<u32> = (0..N_PAGES * PAGE_TOKENS).collect();
+    let (namespace, mut hashes) = (memory.index.open("m", None), Vec::new());
+    let mut lease = Lease::open(&mut memory, &[], N_PAGES as usize);
+    lease.grow_to(&mut memory, N_PAGES);
+    lease.publish(&mut memory, &namespace, &tokens, N_PAGES * PAGE_TOKENS, &mut hashes);
+    lease.retire(&mut memory);
+    assert_eq!(copy_all(&mut memory, |_| true), N_PAGES);
+    // Another text takes all pages of the device.
+    let mut lease = Lease::open(&mut memory, &[], N_PAGES as usize);
+    lease.grow_to(&mut memory, N_PAGES);
+    lease.release(&mut memory);
+    assert_eq!(memory.host_counts()[0], (N_PAGES, N_PAGES));
+    let load = memory.start_load(&namespace, &tokens, N_PAGES as usize, &mut hashes, (&[], 0), 0);
+    assert!(load.is_some(), "all of it is in host memory");
+    assert_eq!(copy_all(&mut memory, |n| n > 0), N_PAGES, "the first arrives badly");
+    assert_eq!(memory.host_counts()[0].0, 0, "and with it goes what continues it");
+    memory.index.close(namespace);
+    memory.check(std::iter::empty(), &mut Tally::default()).unwrap();
+}

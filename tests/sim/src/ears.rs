@@ -11,7 +11,7 @@ use tokenspeed_core::{
 use crate::{
     alone::{self, Alone},
     check::{Check, Failure},
-    scenario::Abort,
+    scenario::{Abort, MILLION},
     world::SharedWorld,
 };
 
@@ -64,6 +64,10 @@ pub struct Tally {
     pub cached: u64,
     /// Requests with a hit on a model with a recurrent state.
     pub hybrid_hits: u64,
+    /// Prompts of a million tokens that were computed.
+    pub millions: u64,
+    /// Prompts of which more than half a million tokens were found in the cache.
+    pub million_hits: u64,
     /// Of the hits, those that had to be as long as they were.
     pub promised: u64,
     /// Requests that lost their memory.
@@ -153,6 +157,8 @@ impl std::ops::AddAssign for Tally {
         self.tokens += o.tokens;
         self.cached += o.cached;
         self.hybrid_hits += o.hybrid_hits;
+        self.millions += o.millions;
+        self.million_hits += o.million_hits;
         self.promised += o.promised;
         self.preemptions += o.preemptions;
         self.preempted_most = self.preempted_most.max(o.preempted_most);
@@ -276,6 +282,9 @@ impl Ears {
                 let cached = asked.cached_tokens.unwrap_or(0);
                 self.tally.cached += u64::from(cached);
                 check_hit(id, asked, cached, &self.config)?;
+                let is_million = asked.alone.request.prompt.len() as u32 >= MILLION;
+                self.tally.millions += u64::from(is_million);
+                self.tally.million_hits += u64::from(cached > MILLION / 2);
                 let has_state = world.sizes.states > 0;
                 self.tally.hybrid_hits += u64::from(cached > 0 && has_state);
                 self.tally.promised += u64::from(asked.must_hit.is_some_and(|must| must > 0));

@@ -1,6 +1,8 @@
 //! Swarm generation: each seed draws which features it uses at all, then how often. A run that mixes everything a little
 //! seldom reaches the states that one fault at a high rate does (Groce et al., "Swarm testing", ISSTA 2012).
 
+mod million;
+
 use tokenspeed_backend_api::exec::Via;
 use tokenspeed_core::{
     driver::cost::Cost,
@@ -69,7 +71,7 @@ pub fn scenario(seed: u64) -> Scenario {
         arrivals.iter_mut().for_each(|arrival| arrival.priority = gate.pick(&[0, 0, -1, 3]));
     }
     let last_tick = arrivals.last().map_or(0, |arrival| arrival.tick) + 40;
-    Scenario {
+    let mut scenario = Scenario {
         seed,
         via: if rng.one_in(4) { Via::Walker } else { Via::Program },
         refuses_fused: rng.one_in(4),
@@ -84,7 +86,11 @@ pub fn scenario(seed: u64) -> Scenario {
         varies: !is_long && rng.one_in(10),
         arrivals,
         config,
+    };
+    if million::is_drawn(seed) {
+        million::stretch(&mut scenario);
     }
+    scenario
 }
 
 /// What the device expects its steps to take. Nothing says that it is right: a step of the simulator takes some thousand, whatever is in

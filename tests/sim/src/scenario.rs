@@ -10,6 +10,9 @@ use tokenspeed_core::{
 
 use crate::{grammar::Grammar, model::DeviceChoice, rng::Rng, world::StepFault};
 
+/// Tokens of the longest kind of prompt, at least.
+pub const MILLION: u32 = 1_000_000;
+
 /// Everything about a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scenario {

@@ -47,6 +47,7 @@ fn the_first_seeds_fail_nowhere_and_reach_everything() {
     ];
     assert!(reached.iter().all(|(_, n)| *n > 10), "{reached:?}");
     assert!(t.copies_between > 3, "{} copies between a step and the one behind it", t.copies_between);
+    assert!(t.millions > 0 && t.million_hits > 0, "prompts of a million tokens: {}, {}", t.millions, t.million_hits);
 }
 
 #[test]

@@ -33,6 +33,7 @@ impl Record {
     }
 }
 
+#[inline]
 fn place<T>(operand: &Operand, byte: usize) -> *mut T {
     assert!(byte + size_of::<T>() <= operand.bytes, "byte {byte} of an operand of {} bytes", operand.bytes);
     // SAFETY: inside the operand, by the assertion.
@@ -40,12 +41,14 @@ fn place<T>(operand: &Operand, byte: usize) -> *mut T {
 }
 
 /// Record `index` of an operand.
+#[inline]
 pub fn load(operand: &Operand, index: usize) -> Record {
     // SAFETY: inside a live arena of initialised bytes, any of which are valid; one thread uses a device at a time.
     unsafe { place::<Record>(operand, index * RECORD_BYTES).read_unaligned() }
 }
 
 /// Write record `index` of an operand.
+#[inline]
 pub fn store(operand: &Operand, index: usize, record: Record) {
     // SAFETY: as in `load`; the SDK gives writable memory for operands that an op writes.
     unsafe { place::<Record>(operand, index * RECORD_BYTES).write_unaligned(record) }
@@ -65,12 +68,14 @@ pub fn cut(view: &tensor::View, step: &StepView<'_>) -> tensor::View {
 }
 
 /// Word `index` of an operand.
+#[inline]
 pub fn load_word(operand: &Operand, index: usize) -> u32 {
     // SAFETY: as in `load`.
     unsafe { place::<u32>(operand, index * 4).read_unaligned() }
 }
 
 /// Write word `index` of an operand.
+#[inline]
 pub fn store_word(operand: &Operand, index: usize, word: u32) {
     // SAFETY: as in `store`.
     unsafe { place::<u32>(operand, index * 4).write_unaligned(word) }

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     check::Check,
     fingerprint,
-    world::{Held, Owner, StepFault, World},
+    world::{Held, Owner, Sizes, StepFault, World},
 };
 
 /// Whether the device runs ops of a kind.
@@ -179,21 +179,40 @@ impl Prepared {
 
     fn embedding(&self, world: &mut World, step: &StepView<'_>) -> Outcome {
         let (y, relay) = (self.operands[self.operands.len() - 1], &self.operands[1]);
-        for (t, token) in step.tokens.iter().enumerate() {
-            let row = &step.rows[token.row as usize];
+        for row in step.rows {
             let holder = holder_of(world, row)?;
-            let fingerprint = world.history(holder.id, row.branch_offset).prefix[token.position as usize + 1];
-            // Rows were checked: the slot exists.
-            let id = if token.id < 0 { load_word(relay, relay::slot_of(token.id)) } else { token.id.cast_unsigned() };
-            let wanted = world.history(holder.id, row.branch_offset).tokens[token.position as usize];
-            if id != wanted {
-                let what =
-                    format!("token {} of {:?} is {id} in the relay, and was {wanted}", token.position, holder.id);
+            let truth = world.history(holder.id, row.branch_offset);
+            let mut other = None;
+            for t in row.query_start as usize..(row.query_start + row.query_len) as usize {
+                let token = &step.tokens[t];
+                let at = token.position as usize;
+                // Rows were checked: the slot exists.
+                let id =
+                    if token.id < 0 { load_word(relay, relay::slot_of(token.id)) } else { token.id.cast_unsigned() };
+                if id != truth.tokens[at] {
+                    other = Some(format!(
+                        "token {at} of {:?} is {id} in the relay, and was {}",
+                        holder.id, truth.tokens[at]
+                    ));
+                    break;
+                }
+                store(&y, t, Record::new(truth.prefix[at + 1], token.position, id));
+            }
+            if let Some(what) = other {
                 return Err(fail(world, Check::Step, what));
             }
-            store(&y, t, Record::new(fingerprint, token.position, id));
         }
         Ok(())
+    }
+
+    /// The block of a cache row, through the table; what is wrong with it, if anything is.
+    fn block_at(sizes: &Sizes, table: &Operand, row: &ts_step_row, cache_row: u32) -> Result<u32, String> {
+        let (index, width) = (cache_row / sizes.block_tokens, table.tensor.dims[1]);
+        let block = load_word(table, row.table_row as usize * width + index as usize);
+        if index as usize >= width || block == 0 || block >= sizes.blocks {
+            return Err(format!("position {cache_row} of table row {} is in block {block}", row.table_row));
+        }
+        Ok(block)
     }
 
     /// Block and slot of a position, through the table.
@@ -204,41 +223,56 @@ impl Prepared {
         row: &ts_step_row,
         position: u32,
     ) -> Result<(u32, usize), Fault> {
-        let block_tokens = world.sizes.block_tokens;
-        let (index, slot) = (position / block_tokens, position % block_tokens);
-        let width = table.tensor.dims[1];
-        let block = load_word(table, row.table_row as usize * width + index as usize);
-        if index as usize >= width || block == 0 || block >= world.sizes.blocks {
-            let what = format!("position {position} of table row {} is in block {block}", row.table_row);
-            return Err(fail(world, Check::Table, what));
+        let sizes = world.sizes;
+        match Self::block_at(&sizes, table, row, position) {
+            Ok(block) => Ok((block, (block * sizes.block_tokens + position % sizes.block_tokens) as usize)),
+            Err(what) => Err(fail(world, Check::Table, what)),
         }
-        Ok((block, (block * block_tokens + slot) as usize))
     }
 
     fn kv_write(&self, world: &mut World, step: &StepView<'_>) -> Outcome {
         let [x, cache, table] = self.operands[..] else { unreachable!("the catalogue checked") };
-        for (t, token) in step.tokens.iter().enumerate() {
-            let row = &step.rows[token.row as usize];
+        let is_rubbish = world.fault == Some(StepFault::Fails);
+        for row in step.rows {
             let holder = holder_of(world, row)?;
-            let at = row.cache_row(token.position);
-            let (block, place) = self.locate(world, &table, row, at)?;
-            if world.is_drafting() {
-                draft::may_write(world, &holder, block, token.position)?;
-            } else if world.cached_pages.contains(&block) {
-                let what = format!("{:?} writes position {} to page {block} of the cache", holder.id, token.position);
-                return Err(fail(world, Check::Table, what));
-            } else if world.owners[self.component][block as usize] == Owner::Several {
-                let what = format!("{:?} writes position {} to page {block}, used twice", holder.id, token.position);
-                return Err(fail(world, Check::Table, what));
+            // Of the page that was looked up last, for all rows in it.
+            let (mut index, mut block) = (None, 0);
+            for (t, token) in
+                (row.query_start as usize..).zip(&step.tokens[row.query_start as usize..][..row.query_len as usize])
+            {
+                let at = row.cache_row(token.position);
+                let (page, slot) = (at / world.sizes.block_tokens, at % world.sizes.block_tokens);
+                if index != Some(page) {
+                    block = self.locate(world, &table, row, at)?.0;
+                    index = Some(page);
+                    self.may_write(world, &holder, block, token.position)?;
+                }
+                if world.is_drafting() {
+                    draft::may_write(world, &holder, block, token.position)?;
+                } else if slot == 0 {
+                    let notes = &mut world.pages[self.component][block as usize];
+                    (notes.users, notes.is_doubtful) = (vec![holder.id], false);
+                }
+                let place = (block * world.sizes.block_tokens + slot) as usize;
+                store(&cache, place, if is_rubbish { Record::default() } else { load(&x, t) });
             }
-            if at.is_multiple_of(world.sizes.block_tokens) && !world.is_drafting() {
-                let notes = &mut world.pages[self.component][block as usize];
-                (notes.users, notes.is_doubtful) = (vec![holder.id], false);
-            }
-            let is_rubbish = world.fault == Some(StepFault::Fails);
-            store(&cache, place, if is_rubbish { Record::default() } else { load(&x, t) });
         }
         Ok(())
+    }
+
+    /// Whether a request may write to a page outside of passes of a draft.
+    fn may_write(&self, world: &mut World, holder: &Held, block: u32, position: u32) -> Outcome {
+        let id = holder.id;
+        if world.is_drafting() {
+            Ok(())
+        } else if world.cached_pages.contains(&block) {
+            let what = format!("{id:?} writes position {position} to page {block} of the cache");
+            Err(fail(world, Check::Table, what))
+        } else if world.owners[self.component][block as usize] == Owner::Several {
+            Err(fail(world, Check::Table, format!("{id:?} writes position {position} to page {block}, used twice")))
+        } else {
+            Ok(())
+        }
     }
 
     /// Every row from the first position on must be the one of this history.
@@ -246,18 +280,36 @@ impl Prepared {
         if world.fault == Some(StepFault::Fails) {
             return Ok(());
         }
-        let [_, cache, _, table, y] = self.operands[..] else { unreachable!("the catalogue checked") };
         for row in step.rows {
             let holder = holder_of(world, row)?;
-            for position in 0..row.computed + row.query_len {
-                let (block, place) = self.locate(world, &table, row, row.cache_row(position))?;
+            if let Err((check, what)) = self.attend(world, row, &holder) {
+                return Err(fail(world, check, what));
+            }
+        }
+        Ok(())
+    }
+
+    /// One row of a step, page by page: a prompt may have a million rows.
+    fn attend(&self, world: &World, row: &ts_step_row, holder: &Held) -> Result<(), (Check, String)> {
+        let [_, cache, _, table, y] = self.operands[..] else { unreachable!("the catalogue checked") };
+        let truth = world.history(holder.id, row.branch_offset);
+        let block_tokens = world.sizes.block_tokens;
+        let end = row.computed + row.query_len;
+        let mut next = 0;
+        while next < end {
+            let at = row.cache_row(next);
+            let block = Self::block_at(&world.sizes, &table, row, at).map_err(|what| (Check::Table, what))?;
+            let notes = &world.pages[self.component][block as usize];
+            // The request that failed may be in the step behind for nothing.
+            let is_doubtful = !world.is_drafting() && notes.is_doubtful && notes.users != [holder.id];
+            // Behind what was computed, the rows of a side branch lie further on.
+            let until = if next < row.computed { row.computed } else { end };
+            let in_page = next..until.min(next + block_tokens - at % block_tokens);
+            next = in_page.end;
+            for (position, place) in in_page.zip((block * block_tokens + at % block_tokens) as usize..) {
                 let found = load(&cache, place);
-                let truth = world.history(holder.id, row.branch_offset);
-                let at = position as usize;
-                let wanted = Record::new(truth.prefix[at + 1], position, truth.tokens[at]);
-                let notes = &world.pages[self.component][block as usize];
-                // The request that failed may be in the step behind for nothing.
-                let is_doubtful = !world.is_drafting() && notes.is_doubtful && notes.users != [holder.id];
+                let n = position as usize;
+                let wanted = Record::new(truth.prefix[n + 1], position, truth.tokens[n]);
                 if found != wanted || is_doubtful {
                     let (id, component) = (holder.id, self.component);
                     let why = if found == wanted { ", of a failed request" } else { "" };
@@ -265,7 +317,7 @@ impl Prepared {
                         "{id:?} reads position {position} of component {component} in page {block}: found {found:?}{why}, \
                          wanted {wanted:?}"
                     );
-                    return Err(fail(world, Check::Page, what));
+                    return Err((Check::Page, what));
                 }
                 if position >= row.computed {
                     store(&y, (row.query_start + position - row.computed) as usize, found);

@@ -11,6 +11,9 @@ use crate::{
     world::{Truth, Wishes},
 };
 
+/// Steps that a request may need, whatever its length: where texts are longer than this, so are the chunks of every step.
+const STEPS_MAX: u32 = 20_000;
+
 impl<'s> Simulation<'s> {
     pub(super) fn arrive(&mut self) -> Result<(), Failure> {
         while let Some(arrival) = self.scenario.arrivals.get(self.next_arrival).filter(|a| a.tick <= self.tick) {
@@ -89,7 +92,7 @@ impl<'s> Simulation<'s> {
         self.ears.asked.values_mut().for_each(|asked| asked.must_load = None);
         let alone = Alone::new(request, arrival.grammar.clone());
         // One for nothing, where the step behind was under way when it ended.
-        self.steps_left += u64::from(alone.max_len(config)) + 1 + u64::from(config.relay);
+        self.steps_left += u64::from(alone.max_len(config).min(STEPS_MAX)) + 1 + u64::from(config.relay);
         let truth = Truth::new(arrival.salt.as_deref(), &alone.request.prompt);
         let sampling = alone.request.sampling.clone();
         let eos_ids = if sampling.ignore_eos { Vec::new() } else { config.eos_ids.clone() };
