@@ -97,6 +97,7 @@ pub async fn tell(
         prompt_only: false,
         single_tool_call: false,
         report_tokens: false,
+        tell_ids: false,
     };
     let mut answer = Answer::new(events, output, rules);
     let mut delta = Delta::default();

@@ -68,6 +68,8 @@ pub struct AnswerRules {
     pub single_tool_call: bool,
     /// Keep token reports in deltas.
     pub report_tokens: bool,
+    /// Keep ids in deltas, also of tokens that end the answer: all in all as many as are counted.
+    pub tell_ids: bool,
 }
 
 /// One answer in the making.
@@ -140,6 +142,10 @@ impl Answer {
                 let report = TokenReport { id, logprobs };
                 let may_end = self.rules.terminators.binary_search(&id).is_ok();
                 let before = self.held.take();
+                if self.rules.tell_ids {
+                    // Of a token that is held, once it is known to be text or the end. Whatever counts is told, also behind an end.
+                    delta.ids.extend(before.iter().map(|held| held.id).chain((!may_end).then_some(id)));
+                }
                 let now = if may_end {
                     self.held = Some(report);
                     None
@@ -155,6 +161,9 @@ impl Answer {
             }
             Event::Finished { reason, usage } => {
                 self.completion_tokens = usage.completion_tokens;
+                if self.rules.tell_ids {
+                    delta.ids.extend(self.held.iter().map(|held| held.id));
+                }
                 match reason {
                     FinishReason::Stop => self.held = None,
                     FinishReason::Abort => return self.fail("the request was aborted by the server".into()),

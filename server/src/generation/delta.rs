@@ -1,4 +1,4 @@
-//! What a step of an answer adds: text pieces and token reports, in buffers that are reused from token to token.
+//! What a step of an answer adds: text pieces, token reports and ids, in buffers that are reused from token to token.
 
 use tokenspeed_core::request::TokenLogprobs;
 
@@ -20,6 +20,8 @@ pub struct Delta {
     pub piece: Piece,
     /// Tokens, also those whose text is still held back; kept only when log-probabilities were asked for.
     pub tokens: Vec<TokenReport>,
+    /// Every generated token, a final end-of-sequence or stop token too; kept only when ids were asked for.
+    pub ids: Vec<u32>,
 }
 
 impl Delta {
@@ -27,10 +29,11 @@ impl Delta {
     pub fn clear(&mut self) {
         self.piece.clear();
         self.tokens.clear();
+        self.ids.clear();
     }
 
-    /// Nothing to tell.
-    pub fn is_empty(&self) -> bool {
+    /// Nothing to tell, but for ids.
+    pub fn says_nothing(&self) -> bool {
         self.piece.is_empty() && self.tokens.is_empty()
     }
 }

@@ -21,8 +21,19 @@ pub struct ChunkWriter {
     shape: Shape,
     /// Up to and without the list of choices.
     head: Vec<u8>,
-    /// After a choice.
+    /// After the list of choices.
     tail: &'static [u8],
+    /// Chunks have ids.
+    tells_ids: bool,
+}
+
+/// Ids that a chunk tells, if the request asked for any.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Ids<'a> {
+    /// Of the prompt, in the first chunk only.
+    pub prompt: Option<&'a [u32]>,
+    /// Of the tokens that the chunk is about.
+    pub answer: &'a [u32],
 }
 
 fn escaped(out: &mut BytesMut, text: &str) {
@@ -32,6 +43,24 @@ fn escaped(out: &mut BytesMut, text: &str) {
 
 fn number(out: &mut BytesMut, number: usize) {
     let _ = write!(out.writer(), "{number}");
+}
+
+fn numbers(out: &mut BytesMut, ids: &[u32]) {
+    out.put_u8(b'[');
+    for (at, id) in ids.iter().enumerate() {
+        if at > 0 {
+            out.put_u8(b',');
+        }
+        number(out, *id as usize);
+    }
+    out.put_u8(b']');
+}
+
+fn prompt_ids(out: &mut BytesMut, ids: Option<&[u32]>) {
+    if let Some(ids) = ids {
+        out.put_slice(b",\"prompt_token_ids\":");
+        numbers(out, ids);
+    }
 }
 
 fn json(out: &mut BytesMut, value: Option<&Value>) {
@@ -59,8 +88,8 @@ impl ChunkWriter {
         head.put_slice(b",\"model\":");
         escaped(&mut head, &request.model);
         head.put_slice(b",\"choices\":[");
-        let tail: &[u8] = if request.include_usage { b"}],\"usage\":null}\n\n" } else { b"}]}\n\n" };
-        Self { shape: request.shape, head: head.to_vec(), tail }
+        let tail: &[u8] = if request.include_usage { b",\"usage\":null}\n\n" } else { b"}\n\n" };
+        Self { shape: request.shape, head: head.to_vec(), tail, tells_ids: request.token_ids }
     }
 
     fn open(&self, out: &mut BytesMut, choice: usize) {
@@ -69,7 +98,7 @@ impl ChunkWriter {
         number(out, choice);
     }
 
-    fn close(&self, out: &mut BytesMut, logprobs: Option<&Value>, ending: Option<Ending>) {
+    fn close(&self, out: &mut BytesMut, logprobs: Option<&Value>, ending: Option<Ending>, ids: Ids<'_>) {
         out.put_slice(b",\"logprobs\":");
         json(out, logprobs);
         out.put_slice(b",\"finish_reason\":");
@@ -77,28 +106,41 @@ impl ChunkWriter {
             Some(ending) => escaped(out, ending.name()),
             None => out.put_slice(b"null"),
         }
+        if self.tells_ids {
+            out.put_slice(b",\"token_ids\":");
+            numbers(out, ids.answer);
+        }
+        // A chat has one prompt, completions may have one per choice.
+        let is_chat = self.shape == Shape::Chat;
+        if !is_chat {
+            prompt_ids(out, ids.prompt);
+        }
+        out.put_slice(b"}]");
+        if is_chat {
+            prompt_ids(out, ids.prompt);
+        }
         out.put_slice(self.tail);
     }
 
     /// First chunk of a chat choice.
-    pub fn role(&self, out: &mut BytesMut, choice: usize) {
+    pub fn role(&self, out: &mut BytesMut, choice: usize, ids: Ids<'_>) {
         self.open(out, choice);
         out.put_slice(b",\"delta\":{\"role\":\"assistant\",\"content\":\"\"}");
-        self.close(out, None, None);
+        self.close(out, None, None, ids);
     }
 
     /// Text of a completions choice.
-    pub fn text(&self, out: &mut BytesMut, choice: usize, text: &str, logprobs: Option<&Value>) {
+    pub fn text(&self, out: &mut BytesMut, choice: usize, text: &str, logprobs: Option<&Value>, ids: Ids<'_>) {
         self.open(out, choice);
         out.put_slice(b",\"text\":");
         escaped(out, text);
-        self.close(out, logprobs, None);
+        self.close(out, logprobs, None, ids);
     }
 
     /// A piece of an answer.
-    pub fn piece(&self, out: &mut BytesMut, choice: usize, piece: &Piece, logprobs: Option<&Value>) {
+    pub fn piece(&self, out: &mut BytesMut, choice: usize, piece: &Piece, logprobs: Option<&Value>, ids: Ids<'_>) {
         if self.shape == Shape::Completion {
-            return self.text(out, choice, &piece.content, logprobs);
+            return self.text(out, choice, &piece.content, logprobs, ids);
         }
         self.open(out, choice);
         out.put_slice(b",\"delta\":{");
@@ -126,14 +168,14 @@ impl ChunkWriter {
             out.put_u8(b']');
         }
         out.put_u8(b'}');
-        self.close(out, logprobs, None);
+        self.close(out, logprobs, None, ids);
     }
 
     /// Last chunk of a choice.
-    pub fn finish(&self, out: &mut BytesMut, choice: usize, ending: Ending) {
+    pub fn finish(&self, out: &mut BytesMut, choice: usize, ending: Ending, ids: Ids<'_>) {
         self.open(out, choice);
         out.put_slice(if self.shape == Shape::Chat { b",\"delta\":{}" } else { b",\"text\":\"\"" });
-        self.close(out, None, Some(ending));
+        self.close(out, None, Some(ending), ids);
     }
 
     /// The chunk that `include_usage` asks for.

@@ -37,14 +37,19 @@ pub async fn collect(mut generation: Generation, frontend: &Arc<dyn TextFrontend
         Shape::Chat => ("chat.completion", chat_choices(&generation, &**frontend, collected)),
         Shape::Completion => ("text_completion", completion_choices(&generation, &**frontend, collected)),
     };
-    Ok(json!({
+    let mut response = json!({
         "id": generation.id,
         "object": object,
         "created": generation.created_s,
         "model": generation.request.model,
         "choices": choices,
         "usage": usage_json(generation.usage()),
-    }))
+    });
+    let request = &generation.request;
+    if request.token_ids && request.shape == Shape::Chat {
+        response["prompt_token_ids"] = request.prompts[0].ids.as_slice().into();
+    }
+    Ok(response)
 }
 
 fn poll_all(
@@ -112,6 +117,9 @@ fn chat_choices(generation: &Generation, frontend: &dyn TextFrontend, collected:
             "finish_reason": finish_reason(answer.ending),
         });
         add_prompt_logprobs(&mut choice, generation, frontend, index, answer.prompt_logprobs.as_deref());
+        if request.token_ids {
+            choice["token_ids"] = answer.delta.ids.into();
+        }
         choice
     };
     collected.into_iter().enumerate().map(choice).collect()
@@ -157,6 +165,10 @@ fn completion_choices(generation: &Generation, frontend: &dyn TextFrontend, coll
             "finish_reason": finish_reason(answer.ending),
         });
         add_prompt_logprobs(&mut choice, generation, frontend, index, prompt_reports);
+        if request.token_ids {
+            choice["token_ids"] = answer.delta.ids.into();
+            choice["prompt_token_ids"] = prompt.ids.as_slice().into();
+        }
         choice
     };
     collected.into_iter().enumerate().map(choice).collect()

@@ -69,6 +69,7 @@ pub fn read(body: Map<String, Value>, context: RequestContext<'_>) -> Result<Gen
         include_usage: common.include_usage,
         logprobs,
         prompt_logprobs: common.prompt_logprobs.is_some(),
+        token_ids: common.token_ids,
         prompt_only: asked == Some(0),
         single_tool_call: false,
         priority: common.priority,

@@ -79,6 +79,7 @@ impl Generation {
             prompt_only: request.prompt_only,
             single_tool_call: request.single_tool_call,
             report_tokens: request.logprobs.is_some(),
+            tell_ids: request.token_ids,
         };
         let mut choices = Vec::with_capacity(request.prompts.len() * request.n as usize);
         for (index, prompt) in request.prompts.iter().enumerate() {

@@ -94,6 +94,8 @@ pub struct GenerationRequest {
     pub logprobs: Option<u32>,
     /// Return the prompt's report as `prompt_logprobs`.
     pub prompt_logprobs: bool,
+    /// Return the ids of prompts and answers.
+    pub token_ids: bool,
     /// `max_tokens: 0` with `echo`.
     pub prompt_only: bool,
     /// `parallel_tool_calls: false`.
@@ -143,6 +145,8 @@ pub struct Common {
     pub request_id: Option<String>,
     /// Number of likely prompt tokens to report.
     pub prompt_logprobs: Option<u32>,
+    /// See [`GenerationRequest::token_ids`].
+    pub token_ids: bool,
 }
 
 /// Read the fields both routes have.
@@ -167,10 +171,11 @@ pub fn common(fields: &Fields, context: RequestContext<'_>) -> Result<Common, Ap
         return Err(ApiError::unsupported("prompt_logprobs", "'prompt_logprobs' cannot be streamed."));
     }
     let priority = fields.int("priority", i32::MIN.into(), i32::MAX.into())?.unwrap_or(0) as i32;
+    let token_ids = fields.bool("return_token_ids")?.unwrap_or(false);
     let request_id = fields.string("request_id")?.map(str::to_owned);
     // Bookkeeping of the OpenAI platform: valid there, without effect on an answer.
     fields.accept(&["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"]);
-    Ok(Common { model, n, stream, include_usage, priority, cache_salt, request_id, prompt_logprobs })
+    Ok(Common { model, n, stream, include_usage, priority, cache_salt, request_id, prompt_logprobs, token_ids })
 }
 
 /// The requested model; absent means the first name served.

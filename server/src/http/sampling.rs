@@ -101,7 +101,6 @@ fn refuse_others(fields: &Fields) -> Result<(), ApiError> {
     fields.refuse("truncate_prompt_tokens", "shorten the prompt before sending it.", no)?;
     fields.refuse("logits_processors", "use logit_bias.", no)?;
     fields.refuse("return_tokens_as_token_ids", "use logprobs.", off)?;
-    fields.refuse("return_token_ids", "use /tokenize.", off)?;
     fields.refuse("kv_transfer_params", "this server is not disaggregated.", no)?;
     fields.refuse("lora_path", "adapters are not supported.", no)
 }

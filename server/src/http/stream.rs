@@ -11,7 +11,7 @@ use std::{
 use bytes::{Bytes, BytesMut};
 
 use super::{
-    chunk::ChunkWriter,
+    chunk::{ChunkWriter, Ids},
     collect::echo_tokens,
     error::ApiError,
     generate::Generation,
@@ -20,7 +20,10 @@ use super::{
 };
 use crate::{
     frontend::TextFrontend,
-    generation::{answer::Progress, delta::Delta},
+    generation::{
+        answer::{Ending, Progress},
+        delta::Delta,
+    },
 };
 
 /// One frame is sent once it has this size, however much more is ready.
@@ -35,6 +38,14 @@ pub struct EventBody {
     delta: Delta,
     out: BytesMut,
     begun: bool,
+    /// By choice: the ids of its prompt are wanted and were not told yet.
+    untold: Vec<bool>,
+}
+
+/// The ids of a choice's prompt, the first time.
+fn prompt_once<'g>(untold: &mut [bool], generation: &'g Generation, choice: usize) -> Option<&'g [u32]> {
+    let is_untold = std::mem::take(&mut untold[choice]);
+    is_untold.then(|| &generation.request.prompts[generation.prompt_index(choice)].ids[..])
 }
 
 impl std::fmt::Debug for EventBody {
@@ -49,7 +60,12 @@ impl EventBody {
         let writer = ChunkWriter::new(&generation);
         let offsets = vec![CompletionOffsets::default(); generation.len()];
         let (delta, out) = (Delta::default(), BytesMut::with_capacity(4096));
-        Self { generation: Some(generation), frontend, writer, offsets, delta, out, begun: false }
+        let mut untold = vec![generation.request.token_ids; generation.len()];
+        if generation.request.shape == Shape::Chat {
+            // The prompt is everybody's.
+            untold[1..].fill(false);
+        }
+        Self { generation: Some(generation), frontend, writer, offsets, delta, out, begun: false, untold }
     }
 
     /// The last frame has been handed out.
@@ -63,7 +79,10 @@ impl EventBody {
         if !self.begun {
             self.begun = true;
             if generation.request.shape == Shape::Chat {
-                (0..generation.len()).for_each(|choice| self.writer.role(&mut self.out, choice));
+                for choice in 0..generation.len() {
+                    let prompt = prompt_once(&mut self.untold, &generation, choice);
+                    self.writer.role(&mut self.out, choice, Ids { prompt, answer: &[] });
+                }
             }
         }
         match self.poll_choices(&mut generation, context) {
@@ -127,16 +146,20 @@ impl EventBody {
                         let tokens = echo_tokens(&prompt.ids, prompt_logprobs.as_deref());
                         self.offsets[choice].report(&*self.frontend, tokens, top, skip_special)
                     });
-                    self.writer.text(&mut self.out, choice, echo, report.as_ref());
+                    let ids = Ids { prompt: prompt_once(&mut self.untold, generation, choice), answer: &[] };
+                    self.writer.text(&mut self.out, choice, echo, report.as_ref(), ids);
                 }
                 if request.prompt_only {
-                    self.writer.finish(&mut self.out, choice, crate::generation::answer::Ending::Length);
+                    self.writer.finish(&mut self.out, choice, Ending::Length, Ids::default());
                 }
                 return Ok(());
             }
             Progress::Token | Progress::Ended(_) => {}
         }
-        if !self.delta.is_empty() {
+        let mut answer = &self.delta.ids[..];
+        // An end that nobody sees goes into the last chunk.
+        let is_whole = matches!(progress, Progress::Ended(_)) || answer.is_empty();
+        if !self.delta.says_nothing() || !is_whole {
             let report = request.logprobs.filter(|_| !self.delta.tokens.is_empty()).map(|top| match request.shape {
                 Shape::Chat => logprobs::chat(&*self.frontend, &self.delta.tokens, top),
                 Shape::Completion => {
@@ -144,10 +167,13 @@ impl EventBody {
                     self.offsets[choice].report(&*self.frontend, tokens, top, skip_special)
                 }
             });
-            self.writer.piece(&mut self.out, choice, &self.delta.piece, report.as_ref());
+            let prompt = prompt_once(&mut self.untold, generation, choice);
+            let ids = Ids { prompt, answer: std::mem::take(&mut answer) };
+            self.writer.piece(&mut self.out, choice, &self.delta.piece, report.as_ref(), ids);
         }
         if let Progress::Ended(ending) = progress {
-            self.writer.finish(&mut self.out, choice, ending);
+            let prompt = prompt_once(&mut self.untold, generation, choice);
+            self.writer.finish(&mut self.out, choice, ending, Ids { prompt, answer });
         }
         Ok(())
     }

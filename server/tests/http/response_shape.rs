@@ -200,6 +200,94 @@ fn prompt_logprobs_extension() {
     }
 }
 
+/// Every generated token has an id in the answer, whatever becomes of its text, and the prompt's come once.
+#[test]
+fn token_ids_of_prompts_and_answers() {
+    let server = TestServer::start();
+    let ids = |text: &str| text.bytes().map(u32::from).collect::<Vec<u32>>();
+    let of = |value: &Value| -> Vec<u32> {
+        let list = value.as_array().unwrap_or_else(|| panic!("{value}"));
+        list.iter().map(|id| id.as_u64().expect("an id") as u32).collect()
+    };
+    let cases: [(&str, &str, Vec<u32>); 9] = [
+        // An end-of-sequence id, one that is ignored, a stop token, and none.
+        ("x B", r#","max_tokens":9"#, vec![258, 259, 260, 256]),
+        ("x J", r#","max_tokens":9"#, [ids("hi"), vec![257]].concat()),
+        ("x B", r#","max_tokens":5,"ignore_eos":true"#, vec![258, 259, 260, 256, 256]),
+        ("x B", r#","stop_token_ids":[259]"#, vec![258, 259]),
+        ("x B", r#","max_tokens":2"#, vec![258, 259]),
+        // A stop string, most of whose text is never shown; the second is found in the last token.
+        ("x B", r#","stop":"beta""#, vec![258, 259]),
+        ("x B", r#","stop":"mma delta""#, vec![258, 259, 260]),
+        // Text that is held back until its character is whole, and log-probabilities beside it.
+        ("x A", r#","max_tokens":5"#, ids("ok \u{1f642}")[..5].to_vec()),
+        ("x F", "", vec![256]),
+    ];
+    for (prompt, fields, wanted) in &cases {
+        for (chat, n, more) in
+            [(false, 1, ""), (true, 1, ""), (false, 2, r#","logprobs":1"#), (true, 2, r#","logprobs":true"#)]
+        {
+            let fields = format!(r#"{fields}{more},"n":{n},"return_token_ids":true"#);
+            let send = |fields: &str| if chat { server.chat(prompt, fields) } else { server.complete(prompt, fields) };
+            let whole = send(&fields).json();
+            assert_eq!(whole["usage"]["completion_tokens"], n * wanted.len(), "{fields}");
+            assert_eq!(whole.get("prompt_token_ids").map(of), chat.then(|| ids(prompt)), "{fields}");
+            let streamed = events(&send(&format!(r#"{fields},"stream":true"#)));
+            let told = streamed.iter().filter(|event| event.get("prompt_token_ids").is_some());
+            assert_eq!(told.count(), usize::from(chat), "{fields}");
+            if chat {
+                assert_eq!(of(&streamed[0]["prompt_token_ids"]), ids(prompt));
+            }
+            for choice in 0..n {
+                let part = &whole["choices"][choice];
+                assert_eq!(&of(&part["token_ids"]), wanted, "{prompt}{fields}");
+                assert_eq!(part.get("prompt_token_ids").map(of), (!chat).then(|| ids(prompt)));
+                let own = streamed.iter().map(|event| &event["choices"][0]).filter(|part| part["index"] == choice);
+                let own: Vec<&Value> = own.collect();
+                let joined: Vec<u32> = own.iter().flat_map(|part| of(&part["token_ids"])).collect();
+                assert_eq!(&joined, wanted, "{prompt}{fields} streamed");
+                let (first, rest) = own.split_first().expect("chunks");
+                assert_eq!(first.get("prompt_token_ids").map(of), (!chat).then(|| ids(prompt)), "{fields}");
+                assert!(rest.iter().all(|part| part.get("prompt_token_ids").is_none()), "{fields}");
+            }
+        }
+    }
+    // An echo is text of the prompt, whose ids are told apart; of a scored prompt there is no more.
+    for (max_tokens, wanted) in [(9, vec![258, 259, 260, 256]), (0, vec![])] {
+        let fields = format!(r#","echo":true,"max_tokens":{max_tokens},"return_token_ids":true"#);
+        let whole = server.complete("x B", &fields).json();
+        let choice = &whole["choices"][0];
+        assert_eq!((of(&choice["prompt_token_ids"]), of(&choice["token_ids"])), (ids("x B"), wanted.clone()));
+        let streamed = events(&server.complete("x B", &format!(r#"{fields},"stream":true"#)));
+        let parts = || streamed.iter().map(|event| &event["choices"][0]);
+        assert_eq!(parts().flat_map(|part| of(&part["token_ids"])).collect::<Vec<u32>>(), wanted);
+        let prompts: Vec<Vec<u32>> = parts().filter_map(|part| part.get("prompt_token_ids")).map(of).collect();
+        assert_eq!(prompts, [ids("x B")]);
+    }
+    // Each choice of a list has its own prompt.
+    let body = format!(r#"{{"model":"{MODEL}","prompt":["x F","y F"],"return_token_ids":true}}"#);
+    let json = server.post("/v1/completions", &body).json();
+    let prompts = [0, 1].map(|choice: usize| of(&json["choices"][choice]["prompt_token_ids"]));
+    assert_eq!(prompts, [ids("x F"), ids("y F")]);
+    // Tools that are not called, and those of a second call, count too.
+    let tools =
+        r#","tools":[{"type":"function","function":{"name":"f_one"}},{"type":"function","function":{"name":"f_two"}}]"#;
+    let fields = format!(r#"{tools},"parallel_tool_calls":false,"return_token_ids":true"#);
+    let json = server.chat("x D", &fields).json();
+    assert_eq!(json["usage"]["completion_tokens"], of(&json["choices"][0]["token_ids"]).len());
+    for off in ["", r#","return_token_ids":false"#, r#","return_token_ids":null"#] {
+        for reply in [server.chat("x B", off), server.complete("x B", off)] {
+            let text = reply.text();
+            assert!(!text.contains("token_ids"), "{text}");
+        }
+    }
+    for bad in ["1", r#""true""#, "[]"] {
+        let fields = format!(r#","return_token_ids":{bad}"#);
+        server.chat("x B", &fields).assert_refused(400, "return_token_ids");
+        server.complete("x B", &fields).assert_refused(400, "return_token_ids");
+    }
+}
+
 #[test]
 fn model_name() {
     let server = TestServer::start();

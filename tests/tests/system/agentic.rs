@@ -94,7 +94,8 @@ fn sessions_through_the_server_find_what_was_computed() {
     let page = server.engine.limits().prefix_granularity.to_string();
     let words = format!("{SMALL} --concurrency 2 --page-tokens {page} --model {MODEL}");
     let report = measure(&words, &["--url", &url]).unwrap_or_else(|e| panic!("{}", e.render()));
-    assert!(report.target.contains("prompts of token ids"), "{}", report.target);
+    assert!(report.target.contains("answers with token ids"), "{}", report.target);
+    assert_eq!(report.passes[0].hits.map(|hits| hits.n_unknown), Some(0), "the server tells the ids of its answers");
     assert_sound(&report);
     let report = measure(&format!("{words} --chat"), &["--url", &url]).unwrap_or_else(|e| panic!("{}", e.render()));
     assert!(report.target.contains("chats of words"), "{}", report.target);
