@@ -276,3 +276,40 @@ pub trait WeightSource: Send + Sync {
     /// The bytes of one weight; its dtype and shape were fixed when the graph was built.
     fn weight(&self, spec: &WeightSpec) -> Result<WeightBytes<'_>, String>;
 }
+
+/// For each of `n_values` values the index of the last op during which nothing else may lie in its place; 0 for one that no op names.
+///
+/// That is its last reader. But what a product reads lives through an addition or an activation right behind it: a backend may do both
+/// in one launch, whose result must not lie on rows that are still read. Whether it did would else depend on what else there is to place.
+pub fn last_uses<'a>(n_values: usize, ops: impl IntoIterator<Item = (OpKind, &'a [Ref])>) -> Vec<usize> {
+    let mut last = vec![0; n_values];
+    let mut product = None;
+    for (index, (kind, operands)) in ops.into_iter().enumerate() {
+        let joins = matches!(kind, OpKind::Add | OpKind::SiluMul | OpKind::SituMul);
+        let rows = product.take().filter(|_| joins);
+        for r in operands.iter().chain(rows) {
+            if let Ref::Value(v) = r {
+                last[*v] = index;
+            }
+        }
+        product = operands.first().filter(|_| kind == OpKind::Gemm);
+    }
+    last
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_a_product_live_through_the_sum_behind_it() {
+        let [x, w, y, z] = [0, 1, 2, 3].map(Ref::Value);
+        let product = (OpKind::Gemm, &[x, w, y][..]);
+        assert_eq!(last_uses(4, [product, (OpKind::Add, &[y, y, z][..])]), [1, 0, 1, 1]);
+        assert_eq!(last_uses(4, [product, (OpKind::RmsNorm, &[y, w, z][..])]), [0, 1, 1, 1]);
+        assert_eq!(
+            last_uses(4, [product, (OpKind::RmsNorm, &[y, w, z][..]), (OpKind::Add, &[z, z, z][..])]),
+            [0, 1, 1, 2]
+        );
+    }
+}

@@ -1,13 +1,9 @@
 //! Give every value and workspace a place in the activations arena, reusing memory by lifetime.
-//!
-//! What a product reads lives through an addition or an activation right behind it: a backend may do both in one launch, whose result
-//! must not lie on rows that are still read. Whether it did would else depend on what else the plan had to place.
 
 use super::{Capacity, expand::ResolvedOp, operand};
 use tokenspeed_backend_api::{
     abi::TS_BIND_ACTIVATIONS,
-    graph::{Graph, Ref},
-    op::OpKind,
+    graph::{Graph, Ref, last_uses},
 };
 
 /// A value's memory: `[offset, offset + bytes)` while ops `first..=last` run.
@@ -20,20 +16,7 @@ struct Span {
 
 /// Fill in binding and offset of every value operand and every workspace; returns the arena's size.
 pub(super) fn place_values(graph: &Graph, capacity: &Capacity, alignment: u64, ops: &mut [ResolvedOp]) -> u64 {
-    let mut last = vec![0; graph.values.len()];
-    for (index, op) in ops.iter().enumerate() {
-        for r in &op.operands {
-            if let Ref::Value(v) = r {
-                last[*v] = index;
-            }
-        }
-    }
-    for (index, pair) in ops.windows(2).enumerate() {
-        let joins = matches!(pair[1].desc.kind, OpKind::Add | OpKind::SiluMul | OpKind::SituMul);
-        if let (OpKind::Gemm, true, Ref::Value(rows)) = (pair[0].desc.kind, joins, pair[0].operands[0]) {
-            last[rows] = last[rows].max(index + 1);
-        }
-    }
+    let last = last_uses(graph.values.len(), ops.iter().map(|op| (op.desc.kind, &*op.operands)));
     let mut offsets: Vec<Option<u64>> = vec![None; graph.values.len()];
     let mut live: Vec<Span> = Vec::new();
     let mut total = 0;

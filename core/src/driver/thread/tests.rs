@@ -181,7 +181,10 @@ fn a_step_takes_what_the_host_takes_too() {
     let driver = DriverConfig { step_time_target_ms: Some(2.0), ..DriverConfig::default() };
     let engine = EngineHandle::start(config, driver, Box::new(device.clone())).expect("sound");
     let mut decoding = engine.submit(ask(1, 4, 60)).expect("taken");
-    assert!(decoding.blocking_next().is_some());
+    // The first step beside it may have been planned when nobody decoded.
+    for _ in 0..3 {
+        assert!(decoding.blocking_next().is_some());
+    }
     let mut prompt = engine.submit(ask(2, 200, 1)).expect("taken");
     assert!(matches!(std::iter::from_fn(|| prompt.blocking_next()).last(), Some(Event::Finished { .. })));
     assert!(matches!(std::iter::from_fn(|| decoding.blocking_next()).last(), Some(Event::Finished { .. })));

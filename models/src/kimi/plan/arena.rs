@@ -2,7 +2,7 @@
 
 use tokenspeed_backend_api::{
     catalogue,
-    graph::{Graph, Ref, Vary},
+    graph::{Graph, Ref, Vary, last_uses},
 };
 
 /// Values start at multiples of this.
@@ -37,14 +37,7 @@ pub(super) fn arena_bytes(graph: &Graph, shape: Shape) -> u64 {
     let ops = ops.into_iter().flat_map(|op| catalogue::basic(op, &mut graph)).collect();
     graph.ops = ops;
     let graph = &graph;
-    let mut last = vec![0; graph.values.len()];
-    for (at, op) in graph.ops.iter().enumerate() {
-        op.operands.iter().for_each(|r| {
-            if let Ref::Value(v) = r {
-                last[*v] = at;
-            }
-        });
-    }
+    let last = last_uses(graph.values.len(), graph.ops.iter().map(|op| (op.kind, &*op.operands)));
     // (offset, end, last use), by offset.
     let mut live: Vec<(u64, u64, usize)> = Vec::new();
     let mut placed = vec![false; graph.values.len()];
