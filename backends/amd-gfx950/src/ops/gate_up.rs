@@ -4,9 +4,9 @@
 //! Found over a program's addresses, as all that [`gemm_few`] joins is: two products of the same rows without bias, of as many rows of
 //! weights, and right behind them `silu_mul` or `situ_mul` of both. The launches in parts stay
 //!
-//! * where the memory plan puts the activation over rows that the products still read, or over a part of gate or up: tiles have no order. Only
-//!   rows that the program has count: places are those of the largest program, which puts the activation in front of the input and over it,
-//!   so small programs hardly reach it;
+//! * where a memory plan puts the activation over rows that the products still read, or over a part of gate or up: tiles have no order. The
+//!   engine's plans do not (`last_uses` of the graph), other hosts' may. Only rows that the program has count, places being those of the
+//!   largest program;
 //! * where one of the weights is quantised: the activation then leaves rows rounded for the product behind it, which a tile of this launch
 //!   cannot, because a scale is for 32 columns and a wave makes 8;
 //! * in programs of more tokens, of whose time a launch is little. Up to 64, two tiles of 32 rows do: however many columns there are, what L1

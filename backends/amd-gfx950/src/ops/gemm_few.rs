@@ -13,7 +13,7 @@
 
 use tokenspeed_backend_api::{op::OpKind, sdk::Fault};
 
-use super::{BoundOp, Operand, gate_up, gemm, gemm_fp8, gemm_many, int};
+use super::{BoundOp, Operand, ahead, gate_up, gemm, gemm_fp8, gemm_many, int};
 use crate::kernel::{Argument, Extent, Plan};
 
 /// Most tokens of a program: rows of a tile. Also its columns.
@@ -58,14 +58,12 @@ fn range(o: &Operand) -> std::ops::Range<u64> {
 }
 
 fn apart(a: &Operand, b: &Operand) -> bool {
-    let (a, b) = (range(a), range(b));
-    a.end <= b.start || b.end <= a.start
+    ahead::apart(&range(a), &range(b))
 }
 
 /// Whether an operand of a later op lies outside of this op's scratch, which that op would not know of.
 fn clear(op: &BoundOp<'_>, o: &Operand) -> bool {
-    let o = range(o);
-    o.end <= op.workspace || op.workspace + op.op.workspace_bytes() <= o.start
+    ahead::apart(&range(o), &(op.workspace..op.workspace + op.op.workspace_bytes()))
 }
 
 /// The same values in the same place.

@@ -12,7 +12,7 @@ use tokenspeed_backend_api::{
     tensor::Tensor,
 };
 
-use crate::support::{Bytes, Random, backend_device, configure, emulator, f32s, report};
+use crate::support::{Bytes, Launches, Random, backend_device, configure, emulator, f32s, report};
 
 /// Tokens of a step: one for each height of tile.
 const TOKENS: [usize; 5] = [1, 3, 9, 20, 300];
@@ -31,14 +31,6 @@ struct Bench<'a> {
     ops: Vec<OpRecord>,
     results: Vec<Tensor>,
     image: Vec<u8>,
-}
-
-/// The kernels that were launched since the log was last empty.
-fn launched(log: &std::path::Path) -> Vec<String> {
-    let text = std::fs::read_to_string(log).unwrap();
-    std::fs::write(log, "").unwrap();
-    let name = |line: &str| line.split("\"kernel\":\"").nth(1)?.split('"').next().map(str::to_string);
-    text.lines().map(|line| name(line).unwrap()).collect()
 }
 
 impl<'a> Bench<'a> {
@@ -167,10 +159,7 @@ impl<'a> Bench<'a> {
 
 /// `few` and `more` are what programs of up to 16 and up to 256 tokens launch.
 fn agree(options: &[(&str, &str)], few: &[&str], more: &[&str]) {
-    let log = std::env::temp_dir().join(format!("few-{}", std::process::id()));
-    std::fs::write(&log, "").unwrap();
-    // SAFETY: one test per process (`cargo nextest`), and the emulator, its only reader, is loaded below.
-    unsafe { std::env::set_var("TOKENSPEED_EMULATOR_COUNTERS", &log) };
+    let launches = Launches::recorded();
     let Some((_backend, device)) = backend_device(options) else { return };
     configure(emulator(), true, 4);
     let mut first: Option<Vec<Vec<u8>>> = None;
@@ -181,10 +170,10 @@ fn agree(options: &[(&str, &str)], few: &[&str], more: &[&str]) {
         }
         let bench = Bench::new(&device, tokens, over);
         let alone = bench.alone();
-        launched(&log);
+        launches.take();
         assert!(alone.iter().all(|y| f32s(y).iter().all(|v| v.is_finite())), "{tokens} tokens");
         assert!(bench.program(tokens as u32) == alone, "{tokens} tokens: a program gives other bits than its ops");
-        let launched = launched(&log);
+        let launched = launches.take();
         let rounding = launched.iter().filter(|kernel| *kernel == "quantise").count();
         let launched: Vec<&str> = launched.iter().map(String::as_str).filter(|kernel| *kernel != "quantise").collect();
         if tokens <= 256 {
@@ -199,7 +188,6 @@ fn agree(options: &[(&str, &str)], few: &[&str], more: &[&str]) {
             assert!(y[..of_one.len()] == of_one[..], "result {i}: a row has other bits among {tokens} tokens");
         }
     }
-    std::fs::remove_file(&log).unwrap();
 }
 
 #[test]

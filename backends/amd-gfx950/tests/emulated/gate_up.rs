@@ -11,7 +11,7 @@ use tokenspeed_backend_api::{
 
 use crate::{
     replay::{Bench, attrs},
-    support::{Bytes, Random, backend_device, configure, emulator, f32s},
+    support::{Bytes, Launches, Random, backend_device, configure, emulator, f32s},
 };
 
 /// Rows of gate, and so of up: few, and the least of which more than 16 tokens take tiles of 64 columns of both, with half a tile left over.
@@ -29,14 +29,6 @@ enum Place {
     Input,
     /// Over gate, but not value by value: of one token, whose values one wave reads before it writes any, still right in parts.
     Across,
-}
-
-/// The kernels that were launched since the log was last empty.
-fn launched(log: &std::path::Path) -> Vec<String> {
-    let text = std::fs::read_to_string(log).unwrap();
-    std::fs::write(log, "").unwrap();
-    let name = |line: &str| line.split("\"kernel\":\"").nth(1)?.split('"').next().map(str::to_string);
-    text.lines().map(|line| name(line).unwrap()).collect()
 }
 
 /// A program, and how the two products and the activation lie in it.
@@ -58,10 +50,7 @@ impl Case {
 
 /// What is wrong with the first case that fails; `None` without kernels.
 fn found(options: &[(&str, &str)], cases: &[(Case, &[&str])]) -> Option<Result<(), String>> {
-    let log = std::env::temp_dir().join(format!("gate-up-{}", std::process::id()));
-    std::fs::write(&log, "").unwrap();
-    // SAFETY: one test per process (`cargo nextest`), and the emulator, its only reader, is loaded below.
-    unsafe { std::env::set_var("TOKENSPEED_EMULATOR_COUNTERS", &log) };
+    let launches = Launches::recorded();
     let (_backend, device) = backend_device(options)?;
     configure(emulator(), true, 4);
     let mut seen: Vec<(u64, OpKind, Vec<u8>)> = Vec::new();
@@ -105,10 +94,10 @@ fn found(options: &[(&str, &str)], cases: &[(Case, &[&str])]) -> Option<Result<(
             }
             let limits = if case.kind == OpKind::SituMul { attrs(&[], &[4.0, 25.0]) } else { Attrs::default() };
             ops.push((case.kind, vec![gate, up, h], limits));
-            launched(&log);
+            launches.take();
             if program {
                 bench.run_program(case.tokens, &ops);
-                names = launched(&log).into_iter().filter(|k| k != "quantise").collect::<Vec<_>>();
+                names = launches.take().into_iter().filter(|k| k != "quantise").collect::<Vec<_>>();
             } else {
                 bench.run(ts_step_row { query_len: case.tokens as u32, ..Default::default() }, &ops);
             }
@@ -132,7 +121,6 @@ fn found(options: &[(&str, &str)], cases: &[(Case, &[&str])]) -> Option<Result<(
             None => seen.push((n, case.kind, row.to_vec())),
         }
     }
-    std::fs::remove_file(&log).unwrap();
     Some(Ok(()))
 }
 

@@ -24,6 +24,35 @@ pub fn long_tests() -> bool {
     std::env::var_os("TOKENSPEED_LONG_TESTS").is_some()
 }
 
+/// What the emulator ran, by its log of launches.
+pub struct Launches(PathBuf);
+
+impl Launches {
+    /// Has an emulator that is loaded later keep one. One test per process (`cargo nextest`), of which only one has a log.
+    pub fn recorded() -> Self {
+        let log = std::env::temp_dir().join(format!("launches-{}", std::process::id()));
+        std::fs::write(&log, "").unwrap();
+        // SAFETY: the emulator is its only reader, and not loaded yet.
+        unsafe { std::env::set_var("TOKENSPEED_EMULATOR_COUNTERS", &log) };
+        Self(log)
+    }
+
+    /// The kernels that were launched since this was last asked.
+    pub fn take(&self) -> Vec<String> {
+        let text = std::fs::read_to_string(&self.0).unwrap();
+        std::fs::write(&self.0, "").unwrap();
+        let name = |line: &str| line.split("\"kernel\":\"").nth(1)?.split('"').next().map(str::to_string);
+        text.lines().map(|line| name(line).unwrap()).collect()
+    }
+}
+
+impl Drop for Launches {
+    fn drop(&mut self) {
+        // A test that fails may have lost it.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
 /// Where this build's kernels are.
 pub fn kernels_folder() -> PathBuf {
     let folder = std::env::var_os("TOKENSPEED_KERNELS").map_or_else(|| target().join("kernels"), PathBuf::from);

@@ -189,9 +189,9 @@ impl Walk {
             }
             // The low-rank input of the decay is the same everywhere, beside shares.
             KdaRecord => self.by_head(&op, true)?,
-            KdaMix if op.attrs.i[2] == 1 => self.by_head(&op, true)?,
-            ShortConv | L2Norm | KdaGate | Sigmoid | KdaStep | KdaChunk | KdaVerify | KdaMix | KdaReplay
-            | GatedRmsNorm | SituMul | SiluMul | SigmoidMul | MlaAbsorb | MlaAttention | MlaValue | MlaMix => {
+            KdaMix => self.by_head(&op, op.attrs.i[2] == 1)?,
+            ShortConv | L2Norm | KdaGate | Sigmoid | KdaStep | KdaChunk | KdaVerify | KdaReplay | GatedRmsNorm
+            | SituMul | SiluMul | SigmoidMul | MlaAbsorb | MlaAttention | MlaValue | MlaMix => {
                 self.by_head(&op, false)?
             }
             _ => return Err(defect(&op, "no rule for this op over ranks")),
